@@ -38,6 +38,7 @@ pub mod write;
 
 pub mod audit;
 pub mod client_constraints;
+pub mod current_op;
 pub mod extended_json;
 pub mod fleet;
 pub mod hiding;

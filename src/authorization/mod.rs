@@ -11,6 +11,7 @@ mod privileges;
 
 use std::time::Duration;
 
+use bson::Document;
 use tokio::time::Instant;
 
 use crate::classify::Write;
@@ -193,6 +194,28 @@ impl Rights {
             KnownRights::Nothing | KnownRights::Privileges { .. } => needs.first(),
         }
     }
+}
+
+/// The users that the client has logged in as, as the server lists them; none if the server has no users, or doesn't say. `has_users` is
+/// whether Keyward logs in.
+///
+/// # Errors
+/// The connection's, or that of a reply that isn't BSON.
+pub async fn logged_in_users(
+    has_users: bool,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<Document>, ForwardError> {
+    if !has_users {
+        return Ok(Vec::new());
+    }
+    Rights::if_known(has_users, body, upstream).await?;
+    let listed = Doc::new(upstream.users())?.nested("authenticatedUsers")?;
+    let listed = listed.into_iter().flat_map(Doc::elements);
+    listed
+        .filter_map(|user| user.map(|user| user.to_document()).transpose())
+        .collect::<Result<_, _>>()
+        .map_err(Into::into)
 }
 
 /// Asks the server, which a `mongos` answers without its shards.

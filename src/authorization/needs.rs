@@ -6,7 +6,7 @@ use crate::wire::OpMsg;
 
 /// A set of the actions that writes and commands about indexes need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Actions(u8);
+pub struct Actions(u16);
 
 impl Actions {
     /// Reads documents.
@@ -25,6 +25,8 @@ impl Actions {
     pub const CREATE_INDEX: Actions = Actions(64);
     /// Drops an index.
     pub const DROP_INDEX: Actions = Actions(128);
+    /// Changes an option of a collection or an index.
+    pub const COLL_MOD: Actions = Actions(256);
 
     /// The action that the server calls `name`, or none if no write needs it.
     pub fn named(name: &[u8]) -> Actions {
@@ -37,6 +39,7 @@ impl Actions {
             b"dropCollection" => Actions::DROP_COLLECTION,
             b"createIndex" => Actions::CREATE_INDEX,
             b"dropIndex" => Actions::DROP_INDEX,
+            b"collMod" => Actions::COLL_MOD,
             _ => Actions::default(),
         }
     }

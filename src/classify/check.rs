@@ -10,10 +10,11 @@ use super::command::CommandHead;
 use super::rule::Rule;
 use super::target::visit_all;
 use super::{CommandRefusal, Protection, Target, TargetKind, Verdict, Write};
+use crate::current_op::{OperationCommand, killed_build};
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
-use crate::hiding::{Listing, asks_for_changes};
-use crate::indexes::{IndexCommand, asks_for_unique};
+use crate::hiding::Listing;
+use crate::indexes::{IndexCommand, asks_for_unique, asks_to_convert};
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
@@ -35,6 +36,12 @@ pub fn known<'a>(
         Rule::DropDatabase => drop_database(command, protection),
         Rule::Create => create(command, protection)?,
         Rule::Definition => define(encrypts(command, protection)?, command, protection),
+        Rule::CollMod => match define(encrypts(command, protection)?, command, protection) {
+            Verdict::Forward if asks_to_convert(command.message.body)? => {
+                index_command(indexed(command), IndexCommand::Convert)
+            }
+            verdict => verdict,
+        },
         Rule::CreateIndexes => create_indexes(command, protection)?,
         Rule::DropIndexes => match define(None, command, protection) {
             Verdict::Forward => index_command(indexed(command), IndexCommand::Drop),
@@ -45,6 +52,12 @@ pub fn known<'a>(
             index_command(indexed(command).filter(is_protected), IndexCommand::List)
         }
         Rule::List(listing) => Verdict::List(listing),
+        // A server answers them in this database only.
+        Rule::CurrentOp | Rule::KillOp if command.database != b"admin" => Verdict::Forward,
+        Rule::CurrentOp => Verdict::Operation(OperationCommand::List),
+        Rule::KillOp => killed_build(command.message.body)?.map_or(Verdict::Forward, |build| {
+            Verdict::Operation(OperationCommand::Kill(build))
+        }),
         Rule::ShardKeyChange => shard_key_change(command, protection)?,
         Rule::Rewrite => {
             let to = command.message.body.get("toCollection")?;
@@ -290,10 +303,27 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
         let stage = String::from_utf8_lossy(out.name).into_owned();
         return Ok(Verdict::Refuse(CommandRefusal::WritesLater { stage }));
     }
-    Ok(match asks_for_changes(command.message.body)? {
-        true => Verdict::List(Listing::Changes),
+    let Some(stage) = first_stage_without_collection(command)? else {
+        return Ok(Verdict::Forward);
+    };
+    // A change stream on a whole database, or the cluster.
+    if stage.get("$changeStream")?.is_some() {
+        return Ok(Verdict::List(Listing::Changes));
+    }
+    Ok(match stage.get("$currentOp")?.is_some() {
+        true => Verdict::Operation(OperationCommand::Aggregate),
         false => Verdict::Forward,
     })
+}
+
+/// The first stage of an `aggregate` that names no collection.
+fn first_stage_without_collection<'a>(command: &CommandHead<'a>) -> Result<Option<Doc<'a>>, Malformed> {
+    if !command.first.is_number() {
+        return Ok(None);
+    }
+    let stages = command.message.body.nested("pipeline")?;
+    let first = stages.and_then(|stages| stages.elements().next()).transpose()?;
+    first.map_or(Ok(None), |first| first.as_document_or_array())
 }
 
 /// Whether the server runs the pipeline of the `aggregate` `body` only at the first `getMore`. It drops the fraction of a number.

@@ -14,6 +14,7 @@ mod target;
 pub use refusal::{CommandRefusal, EncryptedField, OtherCollation};
 pub use target::{Target, TargetKind};
 
+use crate::current_op::OperationCommand;
 use crate::encrypted_fields::EncryptedFields;
 use crate::hiding::Listing;
 use crate::indexes::IndexCommand;
@@ -56,6 +57,8 @@ pub enum Verdict<'a> {
     List(Listing),
     /// A command about indexes, which Keyward serves.
     Index(IndexCommand<'a>),
+    /// A command that lists or ends operations: the builds of clients' constraints are among them.
+    Operation(OperationCommand),
     /// The client gets this error.
     Refuse(CommandRefusal),
 }

@@ -33,12 +33,18 @@ pub enum Rule<'a> {
     Create,
     /// As `Definition`; a unique index may become a constraint.
     CreateIndexes,
+    /// As `Definition`; an index that it makes unique may become a constraint.
+    CollMod,
     /// As `Definition`; the index may be a constraint's.
     DropIndexes,
     /// Harmless; shows the indexes of constraints as unique.
     ListIndexes,
     /// Harmless; hides Keyward's own collections.
     List(Listing),
+    /// Harmless; lists the builds of clients' constraints among the operations.
+    CurrentOp,
+    /// Harmless; may end the build of a client's constraint.
+    KillOp,
     /// Changes a collection's definition, not its documents. On proxy collections only Keyward may do that. It must not encrypt
     /// a constraint's fields.
     Definition,
@@ -72,10 +78,11 @@ impl<'a> Rule<'a> {
             b"dropIndexes" | b"deleteIndexes" => Rule::DropIndexes,
             b"listIndexes" => Rule::ListIndexes,
             b"listCollections" => Rule::List(Listing::Collections),
+            b"currentOp" => Rule::CurrentOp,
+            b"killOp" => Rule::KillOp,
             b"listDatabases" => Rule::List(Listing::Databases),
-            b"collMod" | b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => {
-                Rule::Definition
-            }
+            b"collMod" => Rule::CollMod,
+            b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => Rule::Definition,
             b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" | b"reshardCollection" => {
                 Rule::ShardKeyChange
             }
@@ -115,7 +122,7 @@ const HARMLESS: &[&str] = &[
     // diagnosis
     "ping", "buildInfo", "buildinfo", "hostInfo", "hostinfo", "serverStatus", "getCmdLineOpts", "getLog",
     "getParameter", "setParameter", "whatsmyuri", "whatsmysni", "features", "availableQueryOptions", "listCommands",
-    "currentOp", "killOp", "top", "profile", "lockInfo", "isdbgrid", "isDbGrid", "connPoolStats", "shardConnPoolStats",
+    "top", "profile", "lockInfo", "isdbgrid", "isDbGrid", "connPoolStats", "shardConnPoolStats",
     "connPoolSync", "getDiagnosticData", "getFreeMonitoringStatus", "setFreeMonitoring", "logApplicationMessage",
     "logRotate", "rotateCertificates", "driverOIDTest", "sleep", "configureFailPoint", "waitForFailPoint",
     "getDefaultRWConcern", "setDefaultRWConcern", "getAuditConfig", "setAuditConfig", "_isSelf", "_hashBSONElement",

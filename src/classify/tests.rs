@@ -64,6 +64,7 @@ enum VerdictKind {
     Write,
     List,
     Index,
+    Operation,
     Unprotectable,
     KeywardsOwn,
     OtherRefusal,
@@ -77,6 +78,7 @@ fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
         Verdict::Write(_) => Write,
         Verdict::List(_) => List,
         Verdict::Index(_) => Index,
+        Verdict::Operation(_) => Operation,
         Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
         Verdict::Refuse(CommandRefusal::KeywardsOwn { .. }) => KeywardsOwn,
         Verdict::Refuse(_) => OtherRefusal,
@@ -137,11 +139,38 @@ fn reads_and_unprotected_writes_go_on() {
     }
     let unique = doc! { "createIndexes": "orders", "indexes": [{ "key": { "a": 1 }, "name": "a_1", "unique": true }] };
     check(unique, Index);
+    for (option, expected) in [("unique", Index), ("prepareUnique", Index), ("hidden", Forward)] {
+        check(
+            doc! { "collMod": "orders", "index": { "name": "a_1", option: true } },
+            expected,
+        );
+        check(
+            doc! { "collMod": "orders", "index": { "name": "a_1", option: false } },
+            Forward,
+        );
+    }
     for (name, expected) in [("listCollections", List), ("listDatabases", List), ("dbStats", Forward)] {
         check(doc! { name: 1 }, expected);
     }
     let watch = doc! { "aggregate": 1, "pipeline": [{ "$changeStream": {} }], "cursor": {} };
     check(watch, List);
+    check(
+        doc! { "aggregate": "orders", "pipeline": [{ "$changeStream": {} }] },
+        Forward,
+    );
+    for (first, expected) in [("$currentOp", Operation), ("$listLocalSessions", Forward)] {
+        check(
+            doc! { "aggregate": 1, "pipeline": [{ first: {} }], "cursor": {} },
+            expected,
+        );
+    }
+    check(doc! { "aggregate": 1, "pipeline": [] }, Forward);
+    check(doc! { "currentOp": 1 }, Forward);
+    check_in("admin", doc! { "currentOp": 1 }, Operation);
+    for (op, expected) in [("keyward:600000000101010101010101", Operation), ("shard:7", Forward)] {
+        check(doc! { "killOp": 1, "op": op }, Forward);
+        check_in("admin", doc! { "killOp": 1, "op": op }, expected);
+    }
     for name in ["find", "count", "aggregate"] {
         check(doc! { name: "keyward.users.email_1" }, Forward);
     }

@@ -206,15 +206,10 @@ fn facts(constraint: &KnownConstraint, reservations: u64) -> Vec<(&'static str, 
         ),
     ];
     if let Some(backfill) = &constraint.backfill {
-        let after = backfill
-            .after
-            .as_ref()
-            .map(|after| after.to_string())
-            .unwrap_or_default();
-        facts.push((
-            "backfill",
-            format!("about {} documents, up to _id {after}", backfill.done),
-        ));
+        let of = backfill.of.map(|of| format!(" of about {of}")).unwrap_or_default();
+        let after = backfill.after.as_ref();
+        let after = after.map(|after| format!(", up to _id {after}")).unwrap_or_default();
+        facts.push(("backfill", format!("about {} documents{of}{after}", backfill.done)));
     }
     if constraint.counted_on_by.is_empty() {
         facts.push(("counted on by", "no Keyward".to_owned()));
@@ -235,7 +230,7 @@ fn as_json(constraint: &KnownConstraint) -> Value {
     let backfill = constraint
         .backfill
         .as_ref()
-        .map(|backfill| json!({ "documents": backfill.done, "after": backfill.after.as_ref().map(extended) }));
+        .map(|backfill| json!({ "documents": backfill.done, "ofAbout": backfill.of, "after": backfill.after.as_ref().map(extended) }));
     json!({
         "collection": constraint.namespace.to_string(),
         "constraint": constraint.name,

@@ -16,9 +16,11 @@ mod list;
 mod reply;
 mod shared;
 mod store;
+mod under_way;
 
 pub use entry::{BuildState, ClientConstraint};
 pub use list::{ClientConstraints, EndedBuild};
 pub use reply::reply_of_violated;
 pub use shared::{SharedList, is_current};
 pub use store::{COLLECTION, ClientConstraintStore, FoundList};
+pub use under_way::{BuildPhase, BuildUnderWay, DocumentProgress, builds_under_way};

@@ -6,7 +6,7 @@
 
 mod listing;
 
-pub use listing::{Listing, asks_for_changes};
+pub use listing::Listing;
 
 use std::future::IntoFuture;
 

@@ -13,6 +13,8 @@ use crate::wire::OpMsg;
 pub enum IndexCommand<'a> {
     /// `createIndexes` on a protected collection; with a unique index, on any collection.
     Create(Target<'a>),
+    /// `collMod` on any collection that makes an index unique.
+    Convert(Target<'a>),
     /// `dropIndexes` on any collection.
     Drop(Target<'a>),
     /// `listIndexes` on a protected collection.

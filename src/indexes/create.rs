@@ -19,8 +19,9 @@ use super::command::{asks_for_unique, index_documents, without_unique};
 use super::list::{ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
+use super::waiting::WaitingClient;
 use super::{IndexContext, refused};
-use crate::authorization::Actions;
+use crate::authorization::{Actions, logged_in_users};
 use crate::classify::Target;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
@@ -71,6 +72,9 @@ pub async fn create_indexes(
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
+    let waiting = waiting_client(context, message.body, upstream).await?;
+    let first = wanted.entries.first();
+    let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
     let failed = match build(&context.building(), &wanted, before.as_deref(), deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
@@ -112,33 +116,40 @@ async fn wanted(
     if specifications.is_empty() {
         return Ok(Ok(None));
     }
-    Ok(async {
-        let client = context.service.upstream.client();
-        let shard_keys = answered(shard_keys(client, &[namespace])).await?;
-        let shard_key = shard_keys.get(&namespace.to_string());
-        let list = context.list.store.read().await?;
-        // A collection that isn't sharded can have any unique index. But it may be about to be sharded, by `keyward shard`.
-        if shard_key.is_none() && list.on(namespace).next().is_none() {
-            return Ok(None);
-        }
-        let mut wanted = WantedConstraints::on(namespace, Existing::read(client, namespace).await?);
-        let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
-        let (mut positions, command) = (Vec::new(), ObjectId::new());
-        for (position, specification) in specifications {
-            let default = wanted.existing.collation.as_ref();
-            let can_keep = shard_key.is_none_or(|key| server_can_keep(&specification, default, key));
-            // One that is listed stays Keyward's, also if its field has become the shard key: the server has it without `unique`.
-            if !wanted.is_listed(&specification, &list, before)? && can_keep {
-                continue;
-            }
-            let ids = (command, context.membership.id());
-            wanted.add(specification, &of_file, ids)?;
-            positions.push(position);
-        }
-        context.building().check_fleet(&wanted.new_in(&list)).await?;
-        Ok((!positions.is_empty()).then_some((positions, wanted)))
+    Ok(wanted_of(context, namespace, before, specifications).await)
+}
+
+/// The same for these specifications, each with its position.
+pub(super) async fn wanted_of(
+    context: &IndexContext<'_>,
+    namespace: &Namespace,
+    before: Option<&[ListedIndex]>,
+    specifications: Vec<(usize, IndexSpec)>,
+) -> Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal> {
+    let client = context.service.upstream.client();
+    let shard_keys = answered(shard_keys(client, &[namespace])).await?;
+    let shard_key = shard_keys.get(&namespace.to_string());
+    let list = context.list.store.read().await?;
+    // A collection that isn't sharded can have any unique index. But it may be about to be sharded, by `keyward shard`.
+    if shard_key.is_none() && list.on(namespace).next().is_none() {
+        return Ok(None);
     }
-    .await)
+    let mut wanted = WantedConstraints::on(namespace, Existing::read(client, namespace).await?);
+    let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
+    let (mut positions, command) = (Vec::new(), ObjectId::new());
+    for (position, specification) in specifications {
+        let default = wanted.existing.collation.as_ref();
+        let can_keep = shard_key.is_none_or(|key| server_can_keep(&specification, default, key));
+        // One that is listed stays Keyward's, also if its field has become the shard key: the server has it without `unique`.
+        if !wanted.is_listed(&specification, &list, before)? && can_keep {
+            continue;
+        }
+        let ids = (command, context.membership.id());
+        wanted.add(specification, &of_file, ids)?;
+        positions.push(position);
+    }
+    context.building().check_fleet(&wanted.new_in(&list)).await?;
+    Ok((!positions.is_empty()).then_some((positions, wanted)))
 }
 
 /// Whether the server has an index of this name that it keeps unique.
@@ -168,8 +179,21 @@ pub fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Result<bool,
     }
 }
 
+/// The client of this command, as `currentOp` shows it while it waits.
+pub(super) async fn waiting_client(
+    context: &IndexContext<'_>,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<WaitingClient, ForwardError> {
+    Ok(WaitingClient {
+        address: context.client,
+        users: logged_in_users(context.service.upstream.has_credential(), body, upstream).await?,
+        body: Document::from_reader(body.bytes()).unwrap_or_default(),
+    })
+}
+
 /// Until when the client waits.
-fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {
+pub(super) fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {
     let limit = body
         .whole_number("maxTimeMS")?
         .and_then(|limit| u64::try_from(limit).ok());

@@ -1,8 +1,8 @@
 //! Serves the commands about indexes, so that a client sees a unique index where Keyward keeps a constraint.
 //!
 //! On a sharded collection, the server refuses a unique index unless the shard key is a prefix of it. Keyward then makes a constraint
-//! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
-//! constraint with it.
+//! and an index that isn't unique, which serves queries. A `collMod` makes a constraint of an existing index. `listIndexes` shows such an
+//! index as unique, and `dropIndexes` ends the constraint with it.
 //!
 //! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
 //! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.
@@ -10,12 +10,15 @@
 mod build;
 mod building;
 mod command;
+mod convert;
 mod create;
 mod drop;
 mod list;
 mod refusal;
 mod shard;
 mod specification;
+mod unique_change;
+mod waiting;
 
 pub use build::build;
 pub use building::{BuildContext, WantedConstraints};
@@ -24,6 +27,8 @@ pub use list::ListedIndex;
 pub use refusal::IndexRefusal;
 pub use shard::explained;
 pub use specification::{is_index_of, is_same_key, server_can_keep, specification_of};
+pub use unique_change::asks_to_convert;
+pub use waiting::{ClientAddress, WaitingClient, WaitingClients};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +58,8 @@ struct IndexContext<'a> {
     catalog: &'a Catalog,
     membership: &'a Membership,
     list: &'a SharedList,
+    /// The client that sent the command.
+    client: ClientAddress,
 }
 
 /// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
@@ -92,7 +99,7 @@ impl IndexContext<'_> {
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,
-    service: &Service,
+    (service, client): (&Service, ClientAddress),
     catalog: &Catalog,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
@@ -113,9 +120,11 @@ pub async fn serve(
         catalog,
         membership,
         list,
+        client,
     };
     match command {
         IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,
+        IndexCommand::Convert(target) => convert::convert_index(&context, target, message.body, upstream).await,
         IndexCommand::Drop(target) => drop::drop_indexes(&context, target, message.body, upstream).await,
         IndexCommand::List(_) | IndexCommand::Shard => Ok(None),
     }

@@ -57,6 +57,12 @@ pub enum IndexRefusal {
     /// The index was dropped while the client waited for it.
     #[error("Index build failed: index {name} of {namespace} was dropped meanwhile", name = .0.name, namespace = .0.namespace)]
     Dropped(ConstraintName),
+    /// Documents have the same key.
+    #[error("Cannot convert the index to unique. Please resolve conflicting documents before running collMod again.")]
+    CannotConvert,
+    /// An operator ended the build.
+    #[error("operation was interrupted")]
+    Interrupted,
     /// The client's `maxTimeMS` passed.
     #[error("operation exceeded time limit")]
     TimeLimit,
@@ -90,6 +96,8 @@ impl IndexRefusal {
             IndexRefusal::OtherName { .. } => code::INDEX_OPTIONS_CONFLICT,
             IndexRefusal::InFile(_) => code::INVALID_OPTIONS,
             IndexRefusal::Dropped(_) => code::INDEX_BUILD_ABORTED,
+            IndexRefusal::CannotConvert => code::CANNOT_CONVERT_INDEX_TO_UNIQUE,
+            IndexRefusal::Interrupted => code::INTERRUPTED,
             IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
             _ => code::CANNOT_CREATE_INDEX,

@@ -9,13 +9,15 @@ use mongodb::Client;
 use tokio::time::Instant;
 
 use crate::client_constraints::{
-    BuildState, ClientConstraintStore, ClientConstraints, FoundList, SharedList, reply_of_violated,
+    BuildState, BuildUnderWay, ClientConstraintStore, ClientConstraints, FoundList, SharedList, builds_under_way,
+    reply_of_violated,
 };
 use crate::fleet::ClientsView;
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
 use crate::reload::ReloadError;
+use crate::session::Service;
 
 /// How long to leave it between two reads of the list.
 const POLL: Duration = Duration::from_secs(1);
@@ -141,4 +143,16 @@ fn reply_to(error: &ReloadError) -> Document {
         error => IndexRefusal::NotApplied(error.to_string()),
     };
     Document::from_reader(refusal.error().body().as_slice()).unwrap_or_default()
+}
+
+/// The builds of clients' constraints; none if they can't be read.
+pub(super) async fn builds(service: Arc<Service>) -> Vec<BuildUnderWay> {
+    let Some(list) = &service.client_list else {
+        return Vec::new();
+    };
+    let builds = builds_under_way(service.upstream.client(), &list.store).await;
+    builds.unwrap_or_else(|error| {
+        tracing::debug!(%error, "builds of clients' constraints could not be read for the status");
+        Vec::new()
+    })
 }

@@ -80,7 +80,7 @@ pub struct Instance {
     privileges: Background,
     /// Tasks of the whole process. They follow shard keys, certificates and whether the deployment can be reached, count reservations, and
     /// renew the entry in the register.
-    following: [Background; 5],
+    following: [Background; 6],
     pages: Pages,
 }
 
@@ -152,7 +152,7 @@ impl Instance {
         let service = Arc::new(service);
         fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
-        let [shard_keys, certificates, counting] = following(&service);
+        let [shard_keys, certificates, counting, building] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -173,7 +173,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [shard_keys, certificates, counting, renewing, reaching],
+            following: [shard_keys, certificates, counting, building, renewing, reaching],
             pages,
         })
     }
@@ -424,8 +424,9 @@ impl Keeping {
     }
 }
 
-/// The tasks that follow shard keys and certificates, and the one that counts reservations, for as long as Keyward runs.
-fn following(service: &Arc<Service>) -> [Background; 3] {
+/// The tasks that follow shard keys and certificates, and those that count reservations and read builds on request, for as long as Keyward
+/// runs.
+fn following(service: &Arc<Service>) -> [Background; 4] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
         async move { service.writes.follow_shard_keys().await }
@@ -440,9 +441,13 @@ fn following(service: &Arc<Service>) -> [Background; 3] {
     });
     let counting = tokio::spawn({
         let service = service.clone();
-        async move { service.board.clone().count(|| service.writes.catalog().clone()).await }
+        async move { service.board.count(|| service.writes.catalog().clone()).await }
     });
-    [shard_keys, certificates, counting].map(Background)
+    let building = tokio::spawn({
+        let (board, service) = (service.board.clone(), service.clone());
+        async move { board.show_builds(|| clients::builds(service.clone())).await }
+    });
+    [shard_keys, certificates, counting, building].map(Background)
 }
 
 /// The task that follows whether the deployment can be reached.

@@ -63,14 +63,13 @@ pub(super) async fn backfill(
     if reached.after.is_some() {
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }
-    let (documents, _) = proxy.estimate().await?;
     // Writes that began before the constraint reserved nothing. The walk may be past a document when one of them changes it.
     writes_at_work::ended(client, namespace).await?;
     // The same is true of transactions. While they are prepared, the walk does not see their writes.
     decided(protected, position).await?;
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
-    let mut progress = Progress::start("backfilling", what, done, documents);
+    let mut progress = Progress::start("backfilling", what, done, reached.of);
     let all = proxy.all_documents(reached.after.clone(), BATCH, &protected.shard_key);
     let batches = stream::try_unfold(all, |mut all| async move {
         let batch = all.next().await?;

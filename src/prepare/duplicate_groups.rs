@@ -29,7 +29,7 @@ pub(super) struct DuplicateGroup {
     null_path: Option<String>,
     /// Whether one of its documents has none of the constraint's fields.
     lacks_fields: bool,
-    ids: Vec<Value>,
+    ids: Vec<RawBson>,
 }
 
 impl DuplicateGroup {
@@ -46,7 +46,7 @@ impl DuplicateGroup {
     pub(super) fn add(&mut self, id: &RawBson, lacks_fields: bool) {
         self.lacks_fields |= lacks_fields;
         if self.ids.len() < IDS_LISTED {
-            self.ids.push(shortened(as_json(id)));
+            self.ids.push(id.clone());
         }
     }
 
@@ -55,7 +55,8 @@ impl DuplicateGroup {
             hint: self.hint(constraint),
             key: self.key,
             documents,
-            ids: self.ids,
+            ids: self.ids.iter().map(|id| shortened(as_json(id))).collect(),
+            raw_ids: self.ids,
         }
     }
 

@@ -20,6 +20,8 @@ use crate::proxy_collection::{StoreError, answered};
 pub struct BackfillProgress {
     /// About how many documents are done.
     pub done: i64,
+    /// About how many documents there were when it began, if that is stored.
+    pub of: Option<i64>,
     /// The `_id` up to which all documents are done.
     pub after: Option<Bson>,
 }
@@ -95,7 +97,6 @@ pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<Kn
 fn known(database: &str, found: &Document) -> Option<KnownDefinition> {
     let id = found.get_document("_id").ok()?;
     let backfill = found.get_document("backfill").ok();
-    let backfill = backfill.filter(|backfill| backfill.contains_key("after"));
     Some(KnownDefinition {
         namespace: Namespace::new(database, id.get_str("collection").ok()?),
         name: id.get_str("name").ok()?.to_owned(),
@@ -107,6 +108,7 @@ fn known(database: &str, found: &Document) -> Option<KnownDefinition> {
         of_client: found.get(OF_CLIENT).cloned(),
         backfill: backfill.map(|backfill| BackfillProgress {
             done: backfill.get_i64("done").unwrap_or(0),
+            of: backfill.get_i64("of").ok(),
             after: backfill.get("after").cloned(),
         }),
         removal: Removal::of(found),

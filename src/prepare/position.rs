@@ -24,6 +24,8 @@ const COLLECTION_FIELD: &CStr = cstr!("collection");
 pub(super) const PROXY_FIELD: &CStr = cstr!("proxyCollection");
 /// The field that says whether every Keyward that might write reserved, when the position was stored.
 const GUARDED_FIELD: &CStr = cstr!("guarded");
+/// The field with about how many documents there were when the backfill began. Earlier versions don't write this field.
+const OF_FIELD: &CStr = cstr!("of");
 /// The field with the backfill epoch, in the constraint's document.
 pub(super) const BACKFILL_EPOCH_FIELD: &str = "era";
 
@@ -65,17 +67,20 @@ pub(super) struct BackfillPosition {
     pub after: Option<RawBson>,
     /// About how many documents are done.
     pub done: u64,
+    /// About how many documents there are.
+    pub of: u64,
 }
 
 impl BackfillPosition {
-    /// Takes over from the backfill before. `constraint` is the `_id` of its document. If a collection was replaced
-    /// since, as by a drop or a restore, the backfill starts at the beginning. It also does so if this backfill is
-    /// guarded and the one before was not.
+    /// Takes over from the backfill before. `constraint` is the `_id` of its document, and `of` about how many documents
+    /// there are. If a collection was replaced since, as by a drop or a restore, the backfill starts at the beginning. It
+    /// also does so if this backfill is guarded and the one before was not.
     pub(super) async fn resume(
         database: Database,
         constraint: Document,
         between: Between,
         is_guarded: bool,
+        of: u64,
     ) -> Result<BackfillPosition, StoreError> {
         let mut position = BackfillPosition {
             definitions: database.collection(DEFINITIONS),
@@ -87,8 +92,9 @@ impl BackfillPosition {
             backfill_epoch: None,
             after: None,
             done: 0,
+            of,
         };
-        let taken = doc! { "$set": { "backfill.by": position.by } };
+        let taken = doc! { "$set": { "backfill.by": position.by, "backfill.of": stored_count(of) } };
         let there = position.definitions.find_one_and_update(position.filter(), taken);
         let there = answered(there.into_future()).await?;
         let there = there.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
@@ -118,7 +124,8 @@ impl BackfillPosition {
             backfill.append(GUARDED_FIELD, true);
         }
         backfill.append(cstr!("after"), after.clone());
-        backfill.append(cstr!("done"), i64::try_from(done).unwrap_or(i64::MAX));
+        backfill.append(cstr!("done"), stored_count(done));
+        backfill.append(OF_FIELD, stored_count(self.of));
         let mut query = RawDocumentBuf::try_from(&self.filter()).map_err(|_| StoreError::Unexpected("a query"))?;
         query.append(cstr!("backfill.by"), self.by);
         // Built as bytes: an `_id` may hold the same field name twice, which a map of fields can't.
@@ -142,4 +149,9 @@ impl BackfillPosition {
     fn filter(&self) -> Document {
         doc! { "_id": self.constraint.clone() }
     }
+}
+
+/// A number of documents, as it is stored.
+fn stored_count(documents: u64) -> i64 {
+    i64::try_from(documents).unwrap_or(i64::MAX)
 }

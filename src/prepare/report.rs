@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::SystemTime;
 
-use bson::RawDocument;
+use bson::{RawBson, RawDocument};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -53,6 +53,9 @@ pub struct DuplicatedKey {
     pub documents: u64,
     /// The `_id`s of some of them.
     pub ids: Vec<Value>,
+    /// The same, as they are.
+    #[serde(skip)]
+    pub raw_ids: Vec<RawBson>,
     /// The option that leaves such documents out, if the key is null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
@@ -273,6 +276,7 @@ mod tests {
             key: json!({ "phone": number }),
             documents: 2,
             ids: vec![json!(number), json!("x")],
+            raw_ids: Vec::new(),
             hint: None,
         };
         Report {

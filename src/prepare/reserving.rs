@@ -293,22 +293,16 @@ impl<'a> Backfilling<'a> {
     /// Reserves all documents, whether or not every Keyward that may write reserves, and reports those that violate the
     /// constraint.
     async fn report(&self) -> Result<Report, PrepareError> {
-        let namespace = &self.protected.namespace;
-        let id = definition_id(namespace, self.constraint().name());
-        let database = self.client.database(&namespace.database);
-        let reached = BackfillPosition::resume(database, id, self.between.clone(), false).await?;
+        let reached = self.resume(false).await?;
         backfill::backfill(self.client, self.protected, self.position, &reached).await
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.
     async fn reserve_all(&self) -> Result<Taken, PrepareError> {
-        let namespace = &self.protected.namespace;
-        let id = definition_id(namespace, self.constraint().name());
-        let database = self.client.database(&namespace.database);
         // Read the backfill epoch before the register. A Keyward that begins to write without the constraint registers
         // first, and then ends the epoch. So either this check sees that Keyward, or the epoch read here ends before
         // its first write.
-        let reached = BackfillPosition::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
+        let reached = self.resume(self.guard.is_some()).await?;
         let others = self.lacking().await?;
         if !others.is_empty() {
             return Ok(Taken::Nothing(others));
@@ -318,6 +312,15 @@ impl<'a> Backfilling<'a> {
             true => Taken::All(reached.backfill_epoch),
             false => Taken::Violated(report),
         })
+    }
+
+    /// Takes over from the backfill before.
+    async fn resume(&self, is_guarded: bool) -> Result<BackfillPosition, StoreError> {
+        let namespace = &self.protected.namespace;
+        let id = definition_id(namespace, self.constraint().name());
+        let database = self.client.database(&namespace.database);
+        let (documents, _) = self.protected.constraints[self.position].estimate().await?;
+        BackfillPosition::resume(database, id, self.between.clone(), is_guarded, documents).await
     }
 
     /// Marks the constraint as enforced, or as backfilled if it is unknown which Keywards reserve. If `backfill_epoch`,

@@ -51,6 +51,7 @@ codes! {
     SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound";
     IMMUTABLE_FIELD = 66 "ImmutableField";
     CANNOT_CREATE_INDEX = 67 "CannotCreateIndex";
+    SHARD_NOT_FOUND = 70 "ShardNotFound";
     INVALID_OPTIONS = 72 "InvalidOptions";
     INVALID_NAMESPACE = 73 "InvalidNamespace";
     INDEX_OPTIONS_CONFLICT = 85 "IndexOptionsConflict";
@@ -82,6 +83,7 @@ codes! {
     API_STRICT_ERROR = 323 "APIStrictError";
     API_DEPRECATION_ERROR = 324 "APIDeprecationError";
     UNSUPPORTED_OP_QUERY_COMMAND = 352 "UnsupportedOpQueryCommand";
+    CANNOT_CONVERT_INDEX_TO_UNIQUE = 359 "CannotConvertIndexToUnique";
     COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch";
     SOCKET_EXCEPTION = 9001 "SocketException";
     LEGACY_NOT_PRIMARY = 10_058 "LegacyNotPrimary";

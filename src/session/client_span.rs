@@ -10,6 +10,7 @@ use tracing::instrument::Instrumented;
 use tracing::{Instrument, Span, error_span};
 
 use super::request_context::RequestContext;
+use crate::indexes::ClientAddress;
 use crate::raw::Doc;
 use crate::wire::{Message, Request};
 
@@ -20,6 +21,8 @@ const TEXT_CHARS_MAX: usize = 128;
 #[derive(Debug, Clone)]
 pub struct ClientSpan {
     span: Span,
+    /// The client's connection.
+    pub(super) address: ClientAddress,
     /// The statements that the span shows already.
     stated: Stated,
 }
@@ -29,6 +32,7 @@ impl ClientSpan {
     pub fn of(id: u64, peer: SocketAddr) -> ClientSpan {
         ClientSpan {
             span: error_span!(parent: None, "connection", id, %peer, app = Empty, driver = Empty, user = Empty),
+            address: ClientAddress { connection: id, peer },
             stated: Stated::default(),
         }
     }

@@ -43,6 +43,7 @@ use crate::authorization::Rights;
 use crate::client_constraints::SharedList;
 use crate::constraint::Constraint;
 use crate::fleet::{Enforced, Membership};
+use crate::indexes::WaitingClients;
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::status::StatusBoard;
@@ -88,6 +89,8 @@ pub struct Service {
     pub membership: Option<Arc<Membership>>,
     /// The list of clients' constraints, if this Keyward follows it.
     pub client_list: Option<Arc<SharedList>>,
+    /// The clients that wait for builds of their constraints here.
+    pub waiting: WaitingClients,
     /// The notes for `/status`.
     pub board: StatusBoard,
 }
@@ -107,6 +110,7 @@ impl Service {
             tls: None,
             membership: None,
             client_list: None,
+            waiting: WaitingClients::default(),
             board: StatusBoard::default(),
         };
         service.limit(limits);

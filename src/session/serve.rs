@@ -15,8 +15,9 @@ use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write};
 use crate::command::affected_keys::KeyChange;
+use crate::current_op::{self, OperationCommand};
 use crate::hiding::{self, Listing};
-use crate::indexes::{self, IndexCommand};
+use crate::indexes::{self, ClientAddress, IndexCommand};
 use crate::namespace::Namespace;
 use crate::prepare::has_definitions;
 use crate::raw::Doc;
@@ -97,6 +98,7 @@ impl Session {
             let handler = MessageHandler {
                 service: &self.service,
                 catalog: &catalog,
+                client: self.client_span.address,
                 may_act_for_client: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
                 drain: self.drain.as_ref(),
                 rights: &mut self.rights,
@@ -105,10 +107,8 @@ impl Session {
                 epoch: &mut self.epoch,
                 has_unconfirmed_writes: &mut self.has_unconfirmed_writes,
             };
-            let action = self
-                .client_span
-                .around(span.around(handler.serve(judged, self.last_reply_id)))
-                .await?;
+            let serving = span.around(handler.serve(judged, self.last_reply_id));
+            let action = self.client_span.around(serving).await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -186,6 +186,7 @@ fn span_of(judged: &Judged<'_>, is_forwarded: bool) -> CommandSpan {
 struct MessageHandler<'s> {
     service: &'s Service,
     catalog: &'s Arc<Catalog>,
+    client: ClientAddress,
     /// Whether the client has logged in, where it must.
     may_act_for_client: bool,
     drain: Option<&'s Drain>,
@@ -253,6 +254,9 @@ impl MessageHandler<'_> {
             }
             Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
             Verdict::Index(command) if self.may_act_for_client => self.index_command(*command, &judged, reply_to).await,
+            Verdict::Operation(command) if self.may_act_for_client => {
+                self.operation_command(*command, &judged, reply_to).await
+            }
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
             _ => self.route_or_forward(&judged, reply_to).await,
         }
@@ -292,7 +296,7 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
             command,
             &message,
-            self.service,
+            (self.service, self.client),
             self.catalog,
             self.upstream,
         ));
@@ -300,6 +304,23 @@ impl MessageHandler<'_> {
         self.enter_epoch();
         match served {
             Some(body) => reply_to.answer(&body),
+            None => Ok(Action::Forward(judged.pending())),
+        }
+    }
+
+    /// Serves a command that lists or ends operations.
+    async fn operation_command(
+        &mut self,
+        command: OperationCommand,
+        judged: &Judged<'_>,
+        reply_to: ReplyTo,
+    ) -> Result<Action, End> {
+        let Ok(Message::Msg(message)) = &judged.request.parsed else {
+            return Ok(Action::Forward(judged.pending()));
+        };
+        let served: BoxFuture<'_, _> = Box::pin(current_op::serve(command, message.body, self.service, self.upstream));
+        match served.await? {
+            Some(body) => reply_to.answer_with_cursor(&body),
             None => Ok(Action::Forward(judged.pending())),
         }
     }

@@ -1,7 +1,7 @@
 //! Collects what parts of a running Keyward note for its status: the register, the counts of reservations, the work under way.
 //!
 //! Reservations are counted only when a client asks for the status, and at most once in [`FRESH`]. The server answers from the
-//! collections' metadata.
+//! collections' metadata. The builds of clients' constraints are read each time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::catalog::Catalog;
+use crate::client_constraints::BuildUnderWay;
 use crate::fleet::RegisterEntry;
 use crate::metrics::constraint_label;
 use crate::progress::WorkUnderWay;
@@ -47,8 +48,8 @@ pub struct StatusBoard {
     /// Long work under way.
     pub work: WorkUnderWay,
     fleet: Arc<Mutex<Option<SeenFleet>>>,
-    counts: Arc<watch::Sender<Option<ReservationCounts>>>,
-    wanted: Arc<Notify>,
+    counts: Arc<OnRequest<Option<ReservationCounts>>>,
+    builds: Arc<OnRequest<Vec<BuildUnderWay>>>,
 }
 
 impl StatusBoard {
@@ -69,45 +70,87 @@ impl StatusBoard {
 
     /// The last count of reservations, if there is one.
     pub fn counts(&self) -> Option<ReservationCounts> {
-        self.counts.borrow().clone()
+        self.counts.latest.borrow().clone()
     }
 
-    /// Requests a new count of reservations if the last one is old, and waits for that a little. Without [`StatusBoard::count`]
-    /// nothing is counted.
+    /// The builds of clients' constraints, as they were read last.
+    pub fn builds(&self) -> Vec<BuildUnderWay> {
+        self.builds.latest.borrow().clone()
+    }
+
+    /// Requests the builds, and a new count of reservations if the last one is old. Waits for both a little.
     pub async fn refresh(&self) {
-        let is_fresh = |counts: &ReservationCounts| counts.at.elapsed() < FRESH;
-        // The task that counts holds a receiver for as long as it runs.
-        if self.counts.receiver_count() == 0 || self.counts.borrow().as_ref().is_some_and(is_fresh) {
-            return;
-        }
-        let mut counted = self.counts.subscribe();
-        self.wanted.notify_one();
-        // If it takes longer, the next look has it.
-        let _ = timeout(PATIENCE, counted.changed()).await;
+        let is_fresh = self.counts().is_some_and(|counts| counts.at.elapsed() < FRESH);
+        let counts = async {
+            if !is_fresh {
+                self.counts.refresh().await;
+            }
+        };
+        tokio::join!(counts, self.builds.refresh());
     }
 
     /// Counts the reservations of the catalog that `current` returns, each time that a count is requested. It ends only when it is dropped.
-    pub async fn count(self, current: impl Fn() -> Arc<Catalog>) {
-        let _counting = self.counts.subscribe();
+    pub async fn count(&self, current: impl Fn() -> Arc<Catalog>) {
+        let count = || {
+            let catalog = current();
+            async move { Some(count(&catalog).await) }
+        };
+        self.counts.answer(count).await;
+    }
+
+    /// Has `read` read the builds each time that they are requested. It ends only when it is dropped.
+    pub async fn show_builds<F: Future<Output = Vec<BuildUnderWay>>>(&self, read: impl Fn() -> F) {
+        self.builds.answer(read).await;
+    }
+}
+
+/// Counts the reservations of each constraint of `catalog`.
+async fn count(catalog: &Catalog) -> ReservationCounts {
+    let mut by_constraint = HashMap::new();
+    for proxy in catalog.all().flat_map(|protected| &protected.constraints) {
+        match proxy.count_reservations().await {
+            Ok(count) => {
+                by_constraint.insert(constraint_label(&proxy.constraint), count);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "reservations could not be counted");
+                // Each of the others would wait as long.
+                break;
+            }
+        }
+    }
+    ReservationCounts {
+        at: Instant::now(),
+        by_constraint,
+    }
+}
+
+/// A value that one task reads when another task requests it.
+#[derive(Debug, Default)]
+struct OnRequest<T> {
+    latest: watch::Sender<T>,
+    wanted: Notify,
+}
+
+impl<T> OnRequest<T> {
+    /// Requests the value, and waits for it a little. Without [`OnRequest::answer`] it stays as it is.
+    async fn refresh(&self) {
+        // The task that answers holds a receiver for as long as it runs.
+        if self.latest.receiver_count() == 0 {
+            return;
+        }
+        let mut answered = self.latest.subscribe();
+        self.wanted.notify_one();
+        // If it takes longer, the next look has it.
+        let _ = timeout(PATIENCE, answered.changed()).await;
+    }
+
+    /// Has `read` read the value each time that it is requested.
+    async fn answer<F: Future<Output = T>>(&self, read: impl Fn() -> F) {
+        let _answering = self.latest.subscribe();
         loop {
             self.wanted.notified().await;
-            let mut by_constraint = HashMap::new();
-            for proxy in current().all().flat_map(|protected| &protected.constraints) {
-                match proxy.count_reservations().await {
-                    Ok(count) => {
-                        by_constraint.insert(constraint_label(&proxy.constraint), count);
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, "reservations could not be counted");
-                        // Each of the others would wait as long.
-                        break;
-                    }
-                }
-            }
-            self.counts.send_replace(Some(ReservationCounts {
-                at: Instant::now(),
-                by_constraint,
-            }));
+            self.latest.send_replace(read().await);
         }
     }
 }

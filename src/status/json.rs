@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Status;
 use super::board::SeenFleet;
 use crate::admin::Admin;
+use crate::client_constraints::{BuildPhase, BuildUnderWay};
 use crate::fleet::RegisterEntry;
 use crate::metrics::ConstraintMetrics;
 
@@ -42,10 +43,26 @@ impl Status {
             "work": admin.board.work.all().into_iter().map(|work| json!({
                 "doing": work.doing, "what": work.what, "done": work.done, "ofAbout": work.of,
             })).collect::<Vec<_>>(),
+            "builds": admin.board.builds().iter().map(build).collect::<Vec<_>>(),
             "fleet": admin.board.fleet().map(|seen| fleet(&seen)),
             "constraints": constraints(admin),
         })
     }
+}
+
+fn build(build: &BuildUnderWay) -> Value {
+    let phase = match build.phase {
+        BuildPhase::Waiting => "waiting",
+        BuildPhase::Backfilling => "backfilling",
+        BuildPhase::Ending => "ending",
+    };
+    json!({
+        "collection": build.namespace().to_string(),
+        "constraints": build.constraints.iter().map(|constraint| constraint.name()).collect::<Vec<_>>(),
+        "phase": phase,
+        "done": build.documents.map(|documents| documents.done),
+        "ofAbout": build.documents.map(|documents| documents.of),
+    })
 }
 
 fn fleet(seen: &SeenFleet) -> Value {

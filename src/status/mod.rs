@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use maud::{DOCTYPE, PreEscaped, html};
 
 use crate::admin::Admin;
+use crate::client_constraints::{BuildPhase, DocumentProgress};
 use crate::fleet::RegisterEntry;
 pub use board::{ReservationCounts, SeenFleet, StatusBoard};
 
@@ -57,6 +58,9 @@ const COLUMNS: [&str; 10] = [
     "swept",
 ];
 
+/// The width of a progress bar, in characters.
+const BAR_WIDTH: usize = 20;
+
 /// Light or dark as the reader's system is; where it is narrow, each constraint is a block of its own.
 const STYLE: &str = include_str!("page.css");
 
@@ -95,6 +99,7 @@ impl Status {
         ];
         facts.extend(of_configuration(admin));
         facts.extend(of_fleet(admin));
+        facts.extend(of_builds(admin));
         facts.extend(of_work(admin));
         let counts = admin.board.counts();
         facts.push(("counted", counted(counts.as_ref())));
@@ -226,6 +231,37 @@ fn of_fleet(admin: &Admin) -> Option<(&'static str, String)> {
     };
     let keywards: Vec<String> = seen.entries.iter().map(named).collect();
     Some(("fleet", keywards.join(", ")))
+}
+
+/// The builds of clients' constraints, on whichever Keyward they run.
+fn of_builds(admin: &Admin) -> Vec<(&'static str, String)> {
+    let builds = admin.board.builds();
+    let shown = builds.iter().map(|build| {
+        let names: Vec<&str> = build.constraints.iter().map(|constraint| constraint.name()).collect();
+        let progress = match (build.phase, build.documents) {
+            (BuildPhase::Waiting, _) => "waiting until all writers reserve".to_owned(),
+            (BuildPhase::Backfilling, Some(documents)) => progress(documents),
+            (BuildPhase::Backfilling, None) => "backfilling".to_owned(),
+            (BuildPhase::Ending, _) => "all documents are reserved".to_owned(),
+        };
+        (
+            "building",
+            format!("{} {}: {progress}", build.namespace(), names.join(", ")),
+        )
+    });
+    shown.collect()
+}
+
+/// The documents of a build, with a bar.
+fn progress(documents: DocumentProgress) -> String {
+    let percent = documents.percent();
+    let filled = usize::try_from(percent).unwrap_or_default() * BAR_WIDTH / 100;
+    format!(
+        "backfilling [{:-<BAR_WIDTH$}] {percent} %, {} of about {} documents",
+        "#".repeat(filled),
+        documents.done,
+        documents.of
+    )
 }
 
 /// Long work under way.

@@ -39,6 +39,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// How long Keyward presumes a reservation in flight if its owner doesn't exist yet.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
     /// Enforces the constraints of `catalog`, for clients that have to log in if the deployment `has_users`.
     pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit, has_users: bool) -> Context {
         Context {

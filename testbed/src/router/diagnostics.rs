@@ -9,6 +9,7 @@ use super::ddl::{decode, on_each_shard};
 use super::dispatch::Client;
 use super::error::{Failure, code, refuse};
 use super::operation::Operation;
+use super::operations;
 use super::raw::{Builder, Doc};
 use super::reply::{self, encode};
 use super::transaction::Phase;
@@ -38,12 +39,8 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "refreshSessions" | "logout" => doc! {},
         // Each shard aborts what is open of them and not prepared, and a shard that doesn't answer is an error.
         "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => return everywhere(operation).await,
-        "currentOp" | "killOp" => {
-            return refuse(
-                code::COMMAND_NOT_SUPPORTED,
-                format!("{name} is not supported by this router"),
-            );
-        }
+        "currentOp" => return operations::list(operation).await,
+        "killOp" => return operations::kill(operation).await,
         "getFreeMonitoringStatus" => doc! { "state": "undecided" },
         "explain" => return super::read::explain(operation).await,
         _ => return unknown(&operation.command),

@@ -22,6 +22,7 @@ mod freeze;
 mod hello;
 mod message;
 mod operation;
+mod operations;
 #[path = "../../../src/raw/mod.rs"]
 #[allow(dead_code, reason = "the proxy uses the rest")]
 mod raw;

@@ -2,10 +2,12 @@
 
 mod agreed;
 mod builders;
+mod converted;
 mod drivers;
 mod live;
 mod refused;
 mod resharded;
+mod shown;
 mod stale;
 
 use std::sync::LazyLock;

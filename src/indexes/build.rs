@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::POLL;
 use super::building::{BuildContext, WantedConstraints};
 use super::create::is_same_index;
-use super::list::ListedIndex;
+use super::list::{FoundIndexes, ListedIndex};
 use super::refusal::IndexRefusal;
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
@@ -28,14 +28,14 @@ pub struct FailedBuild {
     pub is_withdrawn: bool,
 }
 
-/// Starts the builds of the constraints, and waits until they hold. The collection had these `indexes` before, if that is known.
+/// Starts the builds of the constraints, and waits until they hold. The server has their indexes by now.
 ///
 /// # Errors
 /// [`FailedBuild`] if they don't.
 pub async fn build(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[ListedIndex]>,
+    indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
     let builds = publish(context, wanted, indexes, deadline)
@@ -94,13 +94,16 @@ struct AwaitedBuild {
 
 /// Adds the constraints to the list, except those that it has. One that it has for a former collection is built again, and stays in the list
 /// meanwhile.
+///
+/// Another client's `dropIndexes` may have dropped the index of a listed constraint before this command made the index again. Then the
+/// list gets another version, although its entries stay. So the other command can't remove the constraint without noticing the index.
 async fn publish(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[ListedIndex]>,
+    indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
-    settle_outdated(context, wanted, indexes).await?;
+    settle_outdated(context, wanted, indexes.before).await?;
     for effective in &wanted.effective {
         replace_ended_definition(context, wanted, effective, deadline).await?;
     }
@@ -117,7 +120,7 @@ async fn publish(
                     return None;
                 }
             };
-            is_changed |= !matches!(same, Some((_, true)));
+            is_changed |= !matches!(same, Some((_, true))) || indexes.may_have_lacked(entry.constraint.name());
             let (id, is_own) = match same {
                 Some((id, true)) => (id, false),
                 Some((id, false)) => {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::build::build;
 use super::building::WantedConstraints;
 use super::command::{asks_for_unique, index_documents, without_unique};
-use super::list::{ListedIndex, existing_indexes};
+use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::{IndexContext, refused};
@@ -71,7 +71,11 @@ pub async fn create_indexes(
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
-    let failed = match build(&context.building(), &wanted, before.as_deref(), deadline).await {
+    let found = FoundIndexes {
+        before: before.as_deref(),
+        is_any_made: is_any_made(Doc::new(&reply)?)?,
+    };
+    let failed = match build(&context.building(), &wanted, found, deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
     };
@@ -175,6 +179,20 @@ fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {
         .and_then(|limit| u64::try_from(limit).ok());
     let limit = limit.filter(|limit| *limit > 0);
     Ok(limit.map(|limit| Instant::now() + Duration::from_millis(limit)))
+}
+
+/// Whether the server made an index just now, on any shard. A reply that doesn't say so counts as one of a server that did.
+fn is_any_made(reply: Doc<'_>) -> Result<bool, Malformed> {
+    let Some(shards) = reply.nested("raw")? else {
+        return Ok(true);
+    };
+    shards.any(|shard| {
+        let Some(shard) = shard.as_document()? else {
+            return Ok(true);
+        };
+        let counts = [shard.whole_number("numIndexesBefore")?, shard.whole_number("numIndexesAfter")?];
+        Ok(!matches!(counts, [Some(before), Some(after)] if before == after))
+    })
 }
 
 /// Drops the indexes that the server made for a command that failed.

@@ -92,6 +92,23 @@ impl ListedIndex {
     }
 }
 
+/// The indexes of a collection, as a command that makes indexes found them.
+#[derive(Clone, Copy)]
+pub struct FoundIndexes<'a> {
+    /// The indexes before the command, if they are known.
+    pub before: Option<&'a [ListedIndex]>,
+    /// Whether the server made an index for the command, on any shard.
+    pub is_any_made: bool,
+}
+
+impl FoundIndexes<'_> {
+    /// Whether the index of this name may have been missing when the command reached the server.
+    pub fn may_have_lacked(&self, name: &str) -> bool {
+        let is_known_missing = |before: &[ListedIndex]| !before.iter().any(|index| index.name == name);
+        self.is_any_made || self.before.is_some_and(is_known_missing)
+    }
+}
+
 /// The indexes of a collection, asked for in the session of the client's command `body`; none if the client may not list them.
 pub async fn existing_indexes(
     namespace: &Namespace,

@@ -57,6 +57,12 @@ pub enum IndexRefusal {
     /// The index was dropped while the client waited for it.
     #[error("Index build failed: index {name} of {namespace} was dropped meanwhile", name = .0.name, namespace = .0.namespace)]
     Dropped(ConstraintName),
+    /// The server dropped the index. But another client may have made it again, and this client may not look.
+    #[error(
+        "Keyward: the index was dropped, but its unique constraint on {0} stays: clients' constraints changed meanwhile, and without the \
+         privilege listIndexes it isn't known whether the index was made again; send the command again as a user with this privilege"
+    )]
+    Unlisted(Namespace),
     /// The client's `maxTimeMS` passed.
     #[error("operation exceeded time limit")]
     TimeLimit,
@@ -90,6 +96,7 @@ impl IndexRefusal {
             IndexRefusal::OtherName { .. } => code::INDEX_OPTIONS_CONFLICT,
             IndexRefusal::InFile(_) => code::INVALID_OPTIONS,
             IndexRefusal::Dropped(_) => code::INDEX_BUILD_ABORTED,
+            IndexRefusal::Unlisted(_) => code::UNAUTHORIZED,
             IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
             _ => code::CANNOT_CREATE_INDEX,

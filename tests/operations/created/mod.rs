@@ -2,6 +2,7 @@
 
 mod agreed;
 mod builders;
+mod crossed;
 mod drivers;
 mod live;
 mod refused;

@@ -1,4 +1,4 @@
-//! A Keyward whose entry was taken away registers anew; what it tried in vain leaves no entry that others would wait for.
+//! A Keyward whose entry was taken away, or restored, registers anew; what it tried in vain leaves no entry that others would wait for.
 
 use bson::{Document, doc};
 use testbed::ReplicaSet;
@@ -50,4 +50,28 @@ fn a_new_entry_that_came_to_nothing_is_taken_away() {
     assert_eq!(own.get("collections"), first.get("collections"));
     keyward.stop();
     assert_eq!(entries(&set), []);
+}
+
+/// Otherwise no Keyward would wait for it, although it writes.
+#[test]
+fn an_entry_restored_to_an_earlier_state_is_replaced() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let keyward = Keyward::of(&settings);
+    let [early] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    keyward.insert("restored_register", doc! { "_id": 1 }).unwrap();
+    keyward.until("an update", || entries(&set)[0].get("beat") != early.get("beat"));
+    let q = doc! { "_id": early.get("_id") };
+    let restore = doc! { "update": "keywards", "updates": [{ "q": q, "u": early.clone() }] };
+    set.run("keyward", restore).unwrap();
+    keyward.until("a new entry", || {
+        let all = entries(&set);
+        all.len() == 1 && all[0].get("_id") != early.get("_id")
+    });
+    let [own] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    let collections = own.get_array("collections").unwrap();
+    assert_eq!(collections, &["restored_register.users".into()]);
+    keyward.until("the permit", || {
+        keyward.insert("restored_register", doc! { "_id": 2 }).is_ok()
+    });
 }

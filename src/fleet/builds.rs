@@ -117,7 +117,7 @@ impl<'a> Builds<'a> {
     }
 }
 
-/// What a backfill in the background has found.
+/// The result of a backfill in the background.
 #[derive(Debug, Default)]
 pub(super) struct Backfilled {
     /// The constraints that wait for something.

@@ -2,6 +2,7 @@
 //! reserve for them.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::constraint_label;
 use crate::prepare::{self, ConstraintState, PrepareError, Report, Reports, Standing, WaitingConstraint};
+use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
@@ -206,6 +208,35 @@ async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kep
         membership.confirm(doubt).await?;
     }
     Ok(())
+}
+
+/// Ends a doubt whether the constraints have changed, for as long as it runs, while another task replaces them and [`keep`] doesn't run.
+///
+/// It lists nothing: the other task may be about to give a constraint up. So the doubt stays if the entry doesn't list each constraint
+/// that writes here reserve for, as the cluster has it.
+///
+/// - Cancel: at any time.
+pub async fn end_doubts(service: &Service, membership: &Membership) -> Infallible {
+    loop {
+        if let Some(doubt) = membership.doubt()
+            && let Err(error) = end_doubt(service, membership, doubt).await
+        {
+            tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn end_doubt(service: &Service, membership: &Membership, doubt: u64) -> Result<(), StoreError> {
+    // The entry comes first: a command that changes a constraint changes its identity, and then reads the register.
+    let listed = membership.listed().await;
+    let catalog = service.writes.catalog().clone();
+    let protected = catalog.all().flat_map(|protected| &protected.constraints);
+    let constraints = protected.map(|proxy| &*proxy.constraint);
+    match prepare::are_listed(service.upstream.client(), constraints, &listed).await? {
+        true => membership.confirm(doubt).await,
+        false => Ok(()),
+    }
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a

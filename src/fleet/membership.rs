@@ -11,8 +11,8 @@ use bson::{Document, doc};
 use mongodb::Client;
 use tokio::sync::Notify;
 
-use super::watch::EntryWatch;
 use super::register::OwnEntry;
+use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::constraint::Strategy;
 use crate::namespace::{Namespace, OF_MONGODB};
@@ -108,6 +108,11 @@ impl Membership {
     /// [`StoreError`] if the register can't be read.
     pub async fn entries(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         self.register.recent().await
+    }
+
+    /// The identities of the constraints that its entry lists.
+    pub(super) async fn listed(&self) -> BTreeSet<ObjectId> {
+        self.entry.lock().await.constraints.clone()
     }
 
     /// Whether it may write: its entry can't have been removed.

@@ -26,11 +26,12 @@ mod report;
 mod reserving;
 mod sharding;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::oid::ObjectId;
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 
@@ -319,6 +320,25 @@ pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Resu
     }
     let standing = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
     Ok(constraints.iter().map(standing).collect())
+}
+
+/// Whether the identity of each constraint, as the cluster has it now or later than now, is among those `listed`.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn are_listed(
+    client: &Client,
+    constraints: impl Iterator<Item = &Constraint>,
+    listed: &BTreeSet<ObjectId>,
+) -> Result<bool, StoreError> {
+    for constraint in constraints {
+        let definitions = Definitions::of(client, constraint.namespace());
+        let identity = definitions.identity(constraint).await?;
+        if !identity.is_some_and(|identity| listed.contains(&identity)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The constraint as `createIndex` would define it on a collection with this default collation.

@@ -6,7 +6,7 @@ use bson::Document;
 use bson::oid::ObjectId;
 
 use super::command::DroppedIndexes;
-use super::list::existing_indexes;
+use super::list::{existing_indexes, has_no_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
 use super::{IndexContext, refused};
@@ -46,7 +46,7 @@ pub async fn drop_indexes(
     let ended = match (reply::is_ok(reply)?, reply::code(reply)?) {
         (true, _) => dropped,
         // The server has dropped none.
-        (false, Some(code::INDEX_NOT_FOUND)) => {
+        (false, code) if code == Some(code::INDEX_NOT_FOUND) || has_no_indexes(reply)? => {
             let without_index = without_index(dropped, &namespace, body, upstream).await?;
             without_index.unwrap_or_default()
         }
@@ -68,11 +68,7 @@ pub async fn drop_indexes(
 
 /// The constraints on a collection: those of the configuration file, and those of clients. The latter come from the list itself: another
 /// Keyward may have added one that this Keyward doesn't enforce yet.
-fn constraints_on(
-    context: &IndexContext<'_>,
-    list: &ClientConstraints,
-    namespace: &Namespace,
-) -> Vec<Arc<Constraint>> {
+fn constraints_on(context: &IndexContext<'_>, list: &ClientConstraints, namespace: &Namespace) -> Vec<Arc<Constraint>> {
     let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
     let mut constraints = list.with(&of_file);
     constraints.retain(|constraint| constraint.namespace() == namespace);

@@ -7,7 +7,7 @@ use crate::catalog::Protected;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::server::{cursor, reply};
+use crate::server::{code, cursor, reply};
 use crate::upstream::Connection;
 use crate::write::ForwardError;
 
@@ -122,6 +122,9 @@ pub async fn existing_indexes(
     list.string("$db", namespace.database.as_bytes());
     let listed = upstream.run(&list.finish()).await?;
     let answer = Doc::new(&listed)?;
+    if has_no_indexes(answer)? {
+        return Ok(Some(Vec::new()));
+    }
     if !reply::is_ok(answer)? || cursor::more(answer)?.is_some() {
         return Ok(None);
     }
@@ -130,6 +133,16 @@ pub async fn existing_indexes(
         indexes.extend(ListedIndex::of(index)?);
     }
     Ok(Some(indexes))
+}
+
+/// Whether a reply says that there is no collection of this name which could have indexes.
+pub fn has_no_indexes(reply: Doc<'_>) -> Result<bool, Malformed> {
+    let code = reply::code(reply)?;
+    Ok(!reply::is_ok(reply)?
+        && matches!(
+            code,
+            Some(code::NAMESPACE_NOT_FOUND | code::COMMAND_NOT_SUPPORTED_ON_VIEW)
+        ))
 }
 
 #[cfg(test)]

@@ -269,16 +269,26 @@ async fn read_one(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Collection, PrepareError> {
+    let constraints = || {
+        constraints
+            .iter()
+            .filter(|constraint| constraint.namespace() == namespace)
+    };
     let Existing {
         collation: default,
         uuid,
         encrypted,
         ..
-    } = Existing::read(client, namespace).await?;
-    let constraints = || {
-        constraints
-            .iter()
-            .filter(|constraint| constraint.namespace() == namespace)
+    } = match Existing::read(client, namespace).await {
+        // One client's constraint mustn't stop all others. It is kept as for a collection that doesn't exist, so nothing passes it unseen.
+        Err(PrepareError::NoCollection(_)) if constraints().all(|one| one.client_entry().is_some()) => {
+            tracing::warn!(
+                %namespace,
+                "a client made a unique constraint on a collection that is a view or a time series now; send dropIndexes to end it"
+            );
+            Existing::default()
+        }
+        existing => existing?,
     };
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
     if let Some(EncryptedField { constraint, field }) = encrypted {

@@ -44,3 +44,43 @@ fn an_index_made_again_amid_its_drop_stays_a_constraint() {
     must(&reply(&slow, DATABASE, &drop_email()));
     assert_eq!(insert_pair(&slow, DATABASE, 3, "y"), [Ok(()), Ok(())]);
 }
+
+/// One client's constraint must not stop all others.
+#[test]
+fn a_view_in_the_place_of_a_collection_stops_no_other_constraint() {
+    const DATABASE: &str = "created_below_view";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let orders = format!("{DATABASE}.orders");
+    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = start_at(&cluster);
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    // Past Keyward.
+    cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    let view = doc! { "create": "users", "viewOn": "orders", "pipeline": [] };
+    cluster.run(DATABASE, view).unwrap();
+    let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true };
+    let mut on_orders = doc! { "createIndexes": "orders", "indexes": [number], "maxTimeMS": 60_000 };
+    must(&reply(&keyward, DATABASE, &on_orders));
+    let second = start_at(&cluster);
+    assert!(
+        second.log().contains("is a view or a time series now"),
+        "{}",
+        second.log()
+    );
+    let order = |id: i32, region: &str| doc! { "insert": "orders", "documents": [{ "_id": id, "region": region, "number": 1 }] };
+    must(&reply(&second, DATABASE, &order(1, "a")));
+    let refused = reply(&keyward, DATABASE, &order(2, "z"));
+    assert!(refused.to_string().contains("11000"), "{refused}");
+    let refused = reply(&keyward, DATABASE, &drop_email());
+    assert_eq!(refused.get_i32("code").ok(), Some(166), "{refused}");
+    let list = first_of(&cluster, "keyward", doc! { "find": "clientConstraints" });
+    let listed = list.get_array("constraints").unwrap();
+    let is_on_view = |one: &bson::Bson| {
+        let collection = one.as_document().unwrap().get_str("collection");
+        collection.is_ok_and(|collection| collection == format!("{DATABASE}.users"))
+    };
+    assert!(!listed.iter().any(is_on_view), "{list}");
+    on_orders = doc! { "dropIndexes": "orders", "index": "number_1" };
+    must(&reply(&keyward, DATABASE, &on_orders));
+}

@@ -24,9 +24,23 @@ const LOGGED: Duration = Duration::from_secs(10);
 pub struct FailedBuild {
     /// The client's reply.
     pub reply: Vec<u8>,
-    /// Whether the constraints of this command are gone.
+    /// Whether the constraints of this command are gone from the list.
     pub is_withdrawn: bool,
+    /// The constraints that it has taken out of the list.
+    pub ended: Vec<Arc<Constraint>>,
 }
+
+impl FailedBuild {
+    /// Waits until no Keyward reserves for the constraints that the command took out of the list.
+    pub async fn await_ended(&self, context: &BuildContext<'_>) {
+        if !self.ended.is_empty()
+            && let Err(error) = context.await_ended(&self.ended).await
+        {
+            tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
+        }
+    }
+}
+
 
 /// Starts the builds of the constraints, and waits until they hold. The server has their indexes by now.
 ///
@@ -43,6 +57,7 @@ pub async fn build(
         .map_err(|refusal| FailedBuild {
             reply: refusal.error().body(),
             is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
+            ended: Vec::new(),
         })?;
     let Err(reply) = await_built(context, wanted, &builds, deadline).await else {
         return Ok(());
@@ -67,18 +82,23 @@ pub async fn build(
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
-            let of_own = wanted.entries.iter().filter(|entry| own.contains(&entry.id));
-            let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
-            if is_withdrawn && let Err(error) = context.await_ended(&constraints).await {
-                tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
-            }
-            Err(FailedBuild { reply, is_withdrawn })
+            let of_own = wanted
+                .entries
+                .iter()
+                .filter(|entry| is_withdrawn && own.contains(&entry.id));
+            let ended = of_own.map(|entry| entry.constraint.clone()).collect();
+            Err(FailedBuild {
+                reply,
+                is_withdrawn,
+                ended,
+            })
         }
         Err(error) => {
             tracing::error!(%error, "constraints of a createIndexes that failed may stay; send dropIndexes for them");
             Err(FailedBuild {
                 reply,
                 is_withdrawn: false,
+                ended: Vec::new(),
             })
         }
     }

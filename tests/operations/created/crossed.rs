@@ -14,11 +14,23 @@ fn start_behind(relay: &Relay) -> Keyward {
     Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri())).leaving()
 }
 
+/// Holds back the next command of this name on this collection that comes through `relay`.
+fn hold(relay: &Relay, command: &str, collection: &str) -> Held {
+    let length = i32::try_from(collection.len() + 1).unwrap().to_le_bytes();
+    let parts = [
+        &b"\x02"[..],
+        command.as_bytes(),
+        b"\0",
+        &length,
+        collection.as_bytes(),
+        b"\0",
+    ];
+    relay.hold(&parts.concat())
+}
+
 /// Holds back the next change of the list that comes through `relay`.
 fn hold_change(relay: &Relay) -> Held {
-    let name = "clientConstraints";
-    let length = i32::try_from(name.len() + 1).unwrap().to_le_bytes();
-    relay.hold(&[b"\x02update\0", &length[..], name.as_bytes(), b"\0"].concat())
+    hold(relay, "update", "clientConstraints")
 }
 
 /// Otherwise the client has its reply, and nothing holds.
@@ -43,6 +55,49 @@ fn an_index_made_again_amid_its_drop_stays_a_constraint() {
     assert_eq!(insert_pair(&slow, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
     must(&reply(&slow, DATABASE, &drop_email()));
     assert_eq!(insert_pair(&slow, DATABASE, 3, "y"), [Ok(()), Ok(())]);
+}
+
+/// Otherwise the constraint holds, but no client sees it, and queries have no index.
+#[test]
+fn an_index_dropped_before_its_constraint_is_listed_is_made_again() {
+    const DATABASE: &str = "created_and_dropped_before";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    std::thread::scope(|scope| {
+        let held = hold_change(&relay);
+        let made = scope.spawn(|| reply(&slow, DATABASE, &create([unique_email()])));
+        held.wait();
+        must(&reply(&quick, DATABASE, &drop_email()));
+        drop(held);
+        must(&made.join().unwrap());
+    });
+    assert_eq!(unique_indexes(&slow, DATABASE), ["email_1"]);
+    assert_eq!(insert_pair(&quick, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
+}
+
+#[test]
+fn a_failed_command_leaves_the_index_of_a_later_one() {
+    const DATABASE: &str = "created_after_failed";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    assert_eq!(insert_pair(&slow, DATABASE, 1, "x"), [Ok(()), Ok(())]);
+    std::thread::scope(|scope| {
+        let held = hold(&relay, "dropIndexes", "users");
+        let failed = scope.spawn(|| reply(&slow, DATABASE, &create([unique_email()])));
+        held.wait();
+        let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
+        quick.run(DATABASE, delete).unwrap();
+        must(&reply(&quick, DATABASE, &create([unique_email()])));
+        drop(held);
+        assert_eq!(failed.join().unwrap().get_i32("code").ok(), Some(11_000));
+    });
+    assert_eq!(unique_indexes(&quick, DATABASE), ["email_1"]);
+    assert_eq!(
+        quick.insert(DATABASE, doc! { "_id": 3, "region": "a", "email": "x" }),
+        Err(11_000)
+    );
 }
 
 /// One client's constraint must not stop all others.

@@ -139,7 +139,7 @@ async fn end_violated(service: &Service, constraint: &Constraint, reports: &Repo
             tracing::debug!(%error, "a claim to a backfill could not be given up");
         }
         let reply = reply_of_violated(reports);
-        list.change(|list| list.end_build(id, &reply).then_some(())).await?;
+        list.change(|list| list.end_violated(id, &reply).then_some(())).await?;
     }
     Ok(())
 }

@@ -136,7 +136,8 @@ impl Register {
 
     /// Notes the version of the list of clients' constraints that the Keyward has applied; gives whether its entry is there.
     pub(super) async fn note_clients_version(&self, own: &OwnEntry, version: i64) -> Result<bool, StoreError> {
-        self.update_own(own, doc! { "$set": { "clientsVersion": version } }).await
+        self.update_own(own, doc! { "$set": { "clientsVersion": version } })
+            .await
     }
 
     /// Prevents that an entry is removed because it isn't renewed.

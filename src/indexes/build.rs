@@ -41,7 +41,6 @@ impl FailedBuild {
     }
 }
 
-
 /// Starts the builds of the constraints, and waits until they hold. The server has their indexes by now.
 ///
 /// # Errors
@@ -52,21 +51,39 @@ pub async fn build(
     indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let builds = publish(context, wanted, indexes, deadline)
-        .await
-        .map_err(|refusal| FailedBuild {
-            reply: refusal.error().body(),
-            is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
-            ended: Vec::new(),
-        })?;
-    let Err(reply) = await_built(context, wanted, &builds, deadline).await else {
-        return Ok(());
+    let (mut builds, mut own) = (Vec::new(), Vec::new());
+    let reply = loop {
+        builds = match publish(context, wanted, indexes, deadline).await {
+            Ok(builds) => builds,
+            Err(refusal) if own.is_empty() => {
+                return Err(FailedBuild {
+                    reply: refusal.error().body(),
+                    is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
+                    ended: Vec::new(),
+                });
+            }
+            Err(refusal) => break refusal.error().body(),
+        };
+        own.extend(builds.iter().filter(|build| build.is_own).map(|build| build.id));
+        match await_built(context, wanted, (&builds, &own), deadline).await {
+            Ok(()) => return Ok(()),
+            Err(Unbuilt::EndedByOther) => {}
+            Err(Unbuilt::Refused(reply)) => break reply,
+        }
     };
-    let own: Vec<ObjectId> = builds
-        .iter()
-        .filter(|build| build.is_own)
-        .map(|build| build.id)
-        .collect();
+    withdraw(context, wanted, (&builds, &own), reply).await
+}
+
+/// Takes this command's `own` constraints out of the list, because it fails with `reply`.
+///
+/// # Errors
+/// [`FailedBuild`] unless all constraints hold by now.
+async fn withdraw(
+    context: &BuildContext<'_>,
+    wanted: &WantedConstraints,
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
+    reply: Vec<u8>,
+) -> Result<(), FailedBuild> {
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
@@ -270,21 +287,29 @@ impl ClientsWait {
     }
 }
 
-/// Waits until the constraints hold.
+/// Why constraints don't hold that a client waits for.
+enum Unbuilt {
+    /// The command fails with this reply.
+    Refused(Vec<u8>),
+    /// Another client's command failed, and ended a build that this one waited for. That says nothing about the constraint.
+    EndedByOther,
+}
+
+/// Waits until the constraints hold. Those with the numbers `own` are this command's.
 async fn await_built(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    builds: &[AwaitedBuild],
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
     deadline: Option<Instant>,
-) -> Result<(), Vec<u8>> {
+) -> Result<(), Unbuilt> {
     let mut wait = ClientsWait::until(deadline);
     let entries = wanted.entries.iter().map(|entry| entry.constraint.name());
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
-    let reply = |refusal: IndexRefusal| refusal.error().body();
+    let reply = |refusal: IndexRefusal| Unbuilt::Refused(refusal.error().body());
     loop {
         let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
-        let are_built = are_built(context, &wanted.entries, builds, &list)?;
+        let are_built = are_built(context, &wanted.entries, (builds, own), &list)?;
         if are_built
             && are_enforced(context, &wanted.of_file)
                 .await
@@ -304,25 +329,30 @@ async fn are_enforced(context: &BuildContext<'_>, of_file: &[Arc<Constraint>]) -
     Ok(standings.iter().all(is_enforced))
 }
 
-/// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
+/// Whether all the constraints hold by `list`, and this Keyward enforces them.
 fn are_built(
     context: &BuildContext<'_>,
     wanted: &[ClientConstraint],
-    builds: &[AwaitedBuild],
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
     list: &ClientConstraints,
-) -> Result<bool, Vec<u8>> {
-    let mut are_all = true;
+) -> Result<bool, Unbuilt> {
+    let (mut are_all, mut is_ended_by_other) = (true, false);
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
-        match list.entry(build.id) {
-            Some(entry) => {
+        match (list.entry(build.id), list.end_of(build.id)) {
+            (Some(entry), _) => {
                 are_all &= entry.state == BuildState::Built && context.enforces(constraint) != Some(false);
             }
-            None => {
-                let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
-                return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));
+            (None, Some(ended)) if !ended.is_violated && !own.contains(&build.id) => is_ended_by_other = true,
+            (None, ended) => {
+                let known = ended.and_then(|ended| ended.reply.to_vec().ok());
+                let dropped = || IndexRefusal::dropped(constraint).error().body();
+                return Err(Unbuilt::Refused(known.unwrap_or_else(dropped)));
             }
         }
     }
-    Ok(are_all)
+    match is_ended_by_other {
+        true => Err(Unbuilt::EndedByOther),
+        false => Ok(are_all),
+    }
 }

@@ -30,6 +30,8 @@ pub struct EndedBuild {
     pub id: ObjectId,
     /// The reply for the client, in the server's form.
     pub reply: Document,
+    /// Whether documents violate this constraint. Otherwise another constraint of the command failed, or its client gave up.
+    pub is_violated: bool,
 }
 
 /// The list at one version.
@@ -108,6 +110,15 @@ impl ClientConstraints {
     /// Removes the entry with this number, and all others of its command, and notes why. Gives whether it did: not if the client knows
     /// that the constraint holds.
     pub fn end_build(&mut self, id: ObjectId, reply: &Document) -> bool {
+        self.end(id, reply, false)
+    }
+
+    /// The same, because documents violate the constraint.
+    pub fn end_violated(&mut self, id: ObjectId, reply: &Document) -> bool {
+        self.end(id, reply, true)
+    }
+
+    fn end(&mut self, id: ObjectId, reply: &Document, is_violated: bool) -> bool {
         let is_building = |entry: &&ClientConstraint| entry.state != BuildState::Built;
         let Some(command) = self.entry(id).filter(is_building).map(|entry| entry.command) else {
             return false;
@@ -116,6 +127,7 @@ impl ClientConstraints {
             self.ended.push(EndedBuild {
                 id: entry.id,
                 reply: kept_short(reply),
+                is_violated: is_violated && entry.id == id,
             });
         }
         let surplus = self.ended.len().saturating_sub(ENDED_MAX);
@@ -153,7 +165,13 @@ impl ClientConstraints {
     pub(super) fn document(&self) -> Document {
         let constraints = self.constraints.iter().map(ClientConstraint::document);
         let ended = self.ended.iter();
-        let ended = ended.map(|ended| doc! { "id": ended.id, "reply": ended.reply.clone() });
+        let ended = ended.map(|ended| {
+            let mut document = doc! { "id": ended.id, "reply": ended.reply.clone() };
+            if ended.is_violated {
+                document.insert("violated", true);
+            }
+            document
+        });
         doc! {
             "version": self.version,
             "constraints": constraints.map(Bson::Document).collect::<Vec<_>>(),
@@ -183,6 +201,7 @@ impl ClientConstraints {
             Some(EndedBuild {
                 id: ended.get_object_id("id").ok()?,
                 reply: ended.get_document("reply").ok()?.clone(),
+                is_violated: ended.get_bool("violated").unwrap_or(false),
             })
         });
         Ok(ClientConstraints {
@@ -278,6 +297,21 @@ mod tests {
         assert!(list.end_build(b.id, &Document::new()));
         assert_eq!(list.constraints.len(), 1);
         assert!(list.end_of(a.id).is_some() && list.end_of(b.id).is_some());
+    }
+
+    /// A client that waits for the other one alone must not get this error.
+    #[test]
+    fn only_the_violated_constraint_of_a_command_is_noted_as_violated() {
+        let (a, mut b) = (entry("a"), entry("b"));
+        b.command = a.command;
+        let mut list = ClientConstraints {
+            constraints: vec![a.clone(), b.clone()],
+            ..ClientConstraints::default()
+        };
+        assert!(list.end_violated(b.id, &doc! { "ok": 0.0 }));
+        let read = ClientConstraints::read(&list.document()).unwrap();
+        let is_violated = |id| read.end_of(id).unwrap().is_violated;
+        assert!(is_violated(b.id) && !is_violated(a.id));
     }
 
     #[test]

@@ -69,6 +69,20 @@ impl SharedList {
         removed.await.map(drop)
     }
 
+    /// Removes these entries from `list`, which was read before. Returns whether it was the current one still.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn remove_from(&self, mut list: ClientConstraints, entries: &[ObjectId]) -> Result<bool, StoreError> {
+        let removed = entries.iter().filter(|id| list.remove(**id)).count();
+        if removed == 0 {
+            return Ok(true);
+        }
+        let is_removed = self.store.replace(list).await;
+        self.note_change();
+        is_removed
+    }
+
     /// Makes this Keyward read the list at once.
     pub fn note_change(&self) {
         self.changed.notify_one();

@@ -119,19 +119,19 @@ impl ClientConstraintStore {
     ) -> Result<Option<T>, StoreError> {
         loop {
             let mut list = self.read().await?;
-            let before = list.version;
             let Some(changed) = change(&mut list) else {
                 return Ok(None);
             };
-            list.version += 1;
-            if self.replace(before, &list).await? {
+            if self.replace(list).await? {
                 return Ok(Some(changed));
             }
         }
     }
 
-    /// Replaces the list of version `before`; gives whether that was the current one.
-    async fn replace(&self, before: i64, list: &ClientConstraints) -> Result<bool, StoreError> {
+    /// Replaces the list by `list`, which was read and changed; gives whether that was the current one.
+    pub(super) async fn replace(&self, mut list: ClientConstraints) -> Result<bool, StoreError> {
+        let before = list.version;
+        list.version += 1;
         if before == 0 {
             let first = doc! { "$setOnInsert": ClientConstraints::default().document() };
             let upsert = self.collection.update_one(doc! { "_id": LIST }, first).upsert(true);

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use bson::oid::ObjectId;
 
-use super::follow::Kept;
 use super::{Membership, RegisterEntry};
 use crate::client_constraints::{BuildState, ClientConstraints, SharedList, reply_of_violated};
 use crate::constraint::Constraint;
-use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
+use crate::prepare::{self, IfClaimed, PrepareError, Report, Reports, ReservingConstraints, WaitingConstraint};
 use crate::proxy_collection::StoreError;
 use crate::session::Service;
 
@@ -79,49 +78,68 @@ impl<'a> Builds<'a> {
         changed.await.map(drop)
     }
 
-    /// Backfills the documents of the constraints that aren't enforced, except those that another Keyward builds. A build that meets
-    /// violating documents ends. Returns the constraints that wait for something.
+    /// Backfills the documents of those `meant`, one constraint after the other: a violated one keeps no other from being enforced. This
+    /// Keyward's builds come first, because clients wait for them. A build that meets violating documents ends.
     pub(super) async fn backfill(
         &self,
         service: &Service,
         membership: &Membership,
-        kept: &Kept,
+        meant: &[Arc<Constraint>],
         reserving: &ReservingConstraints,
-    ) -> Result<Vec<WaitingConstraint>, PrepareError> {
+    ) -> Result<Backfilled, PrepareError> {
         let client = service.upstream.client();
-        let backfill = async |is_meant: &dyn Fn(&Constraint) -> bool| {
-            let meant = (is_meant, |_: &Constraint| false, |_: &Constraint| false);
-            reserving
-                .backfill_documents(client, Some(membership), meant, IfClaimed::Leave)
-                .await
-        };
-        let is_own = |one: &Constraint| self.builder(one) == Some(self.own);
-        let mut own_waiting = Vec::new();
-        for constraint in kept.constraints.iter().filter(|one| is_own(one)) {
-            let is_it = |one: &Constraint| one.client_entry() == constraint.client_entry();
-            match backfill(&is_it).await {
-                Ok(waiting) => own_waiting.extend(waiting.into_iter().filter(|one| is_it(&one.constraint))),
-                Err(PrepareError::Duplicates(reports)) => {
-                    // All keys: no file names the constraint, so `keyward backfill` can't report them.
-                    tracing::warn!(
-                        reports = %format_args!("{reports:#}"),
-                        "the build of a client's constraint ends"
-                    );
-                    if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
-                        // Before the client knows: it may change a document, and send its command again.
-                        if let Err(error) = prepare::release_claim(client, constraint).await {
-                            tracing::debug!(%error, "a claim to a backfill could not be given up");
-                        }
-                        let reply = reply_of_violated(&reports);
-                        list.change(|list| list.end_build(id, &reply).then_some(())).await?;
-                    }
+        let mut backfilled = Backfilled::default();
+        let is_own = |one: &&Arc<Constraint>| self.builder(one) == Some(self.own);
+        let (own, others): (Vec<_>, Vec<_>) = meant.iter().partition(is_own);
+        for constraint in own.into_iter().chain(others) {
+            let is_it = |one: &Constraint| one.has_name_of(constraint);
+            let never = |_: &Constraint| false;
+            let waiting = reserving
+                .backfill_documents(client, Some(membership), (is_it, never, never), IfClaimed::Leave)
+                .await;
+            match waiting {
+                Ok(mut waiting) => {
+                    waiting.retain(|one| is_it(&one.constraint));
+                    backfilled.waiting.extend(waiting);
                 }
+                Err(PrepareError::Duplicates(reports)) => match is_own(&constraint) {
+                    true => {
+                        end_violated(service, constraint, &reports).await?;
+                        // Until the list is applied without it.
+                        backfilled.waiting.push(WaitingConstraint::of(constraint, Vec::new()));
+                    }
+                    false => backfilled.violated.extend(reports.0),
+                },
                 Err(error) => return Err(error),
             }
         }
-        let mut waiting = backfill(&|one| self.builder(one).is_none()).await?;
-        waiting.retain(|one| !is_own(&one.constraint));
-        waiting.extend(own_waiting);
-        Ok(waiting)
+        Ok(backfilled)
     }
+}
+
+/// The result of a backfill in the background.
+#[derive(Debug, Default)]
+pub(super) struct Backfilled {
+    /// The constraints that wait for something.
+    pub waiting: Vec<WaitingConstraint>,
+    /// The documents that violate constraints. A client's constraint that is being built isn't among them.
+    pub violated: Vec<Report>,
+}
+
+/// Ends this Keyward's build of `constraint`, which documents violate.
+async fn end_violated(service: &Service, constraint: &Constraint, reports: &Reports) -> Result<(), PrepareError> {
+    // All keys: no file names the constraint, so `keyward backfill` can't report them.
+    tracing::warn!(
+        reports = %format_args!("{reports:#}"),
+        "the build of a client's constraint ends"
+    );
+    if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+        // Before the client knows: it may change a document, and send its command again.
+        if let Err(error) = prepare::release_claim(service.upstream.client(), constraint).await {
+            tracing::debug!(%error, "a claim to a backfill could not be given up");
+        }
+        let reply = reply_of_violated(reports);
+        list.change(|list| list.end_violated(id, &reply).then_some(())).await?;
+    }
+    Ok(())
 }

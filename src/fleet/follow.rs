@@ -1,11 +1,13 @@
 //! Maintains this Keyward's part of the register: renews its entry, and enforces its constraints once all Keywards that may write
 //! reserve for them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bson::oid::ObjectId;
+use tokio::time::Instant;
 
 use super::builds::Builds;
 use super::{Membership, RegisterEntry};
@@ -13,7 +15,8 @@ use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, ConstraintState, PrepareError, Standing, WaitingConstraint};
+use crate::prepare::{self, ConstraintState, PrepareError, Report, Reports, Standing, WaitingConstraint};
+use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
@@ -59,32 +62,29 @@ pub struct Kept {
     pub lease: Duration,
 }
 
+/// The findings of earlier polls.
+#[derive(Debug, Default)]
+struct Findings {
+    /// The labels of constraints, each with a Keyward that the constraint waits for.
+    waited_for: HashSet<(String, ObjectId)>,
+    /// The labels of constraints, and when their documents were found to violate them.
+    violated: HashMap<String, Instant>,
+}
+
 /// Keeps the constraints enforced for as long as it runs, and shows which are.
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
-    let mut waited_for = HashSet::new();
+    let mut findings = Findings::default();
     loop {
         // Nothing is written here until the next poll: it mustn't wait for the end of a backfill.
         let polled = tokio::select! {
-            polled = poll(&service, &membership, &kept, &mut waited_for, &readiness) => polled,
+            polled = poll(&service, &membership, &kept, &mut findings, &readiness) => polled,
             () = membership.doubt_arisen() => continue,
         };
-        let pause = match polled {
-            Ok(pause) => pause,
-            Err(PrepareError::Duplicates(reports)) => {
-                tracing::error!(%reports, "constraints aren't enforced");
-                for report in &reports.0 {
-                    let label = format!("{}.{}", report.namespace, report.constraint);
-                    readiness.note(&label, format!("reserving: {}", report.without_values()));
-                }
-                hastened(AFTER_DUPLICATES, haste::REGISTER)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "whether the constraints are enforced can't be seen");
-                POLL
-            }
-        };
+        if let Err(error) = polled {
+            tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+        }
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(POLL) => {}
             () = membership.doubt_arisen() => {}
         }
     }
@@ -94,9 +94,9 @@ async fn poll(
     service: &Service,
     membership: &Membership,
     kept: &Kept,
-    waited_for: &mut HashSet<(String, ObjectId)>,
+    findings: &mut Findings,
     readiness: &Readiness,
-) -> Result<Duration, PrepareError> {
+) -> Result<(), PrepareError> {
     let (client, metrics) = (service.upstream.client(), &service.metrics);
     let entries = membership.poll().await?;
     service.board.note_fleet(membership.id(), &entries);
@@ -104,6 +104,84 @@ async fn poll(
     let builds = Builds::of(&kept.clients, membership.id(), &entries);
     builds.begin(service, &kept.constraints).await?;
     let standings = prepare::standings(client, &kept.constraints).await?;
+    note_own(service, membership, kept, &entries, &standings).await?;
+    let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
+    let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
+    findings.violated.retain(|_, at| at.elapsed() < lately);
+    for (constraint, standing) in kept.constraints.iter().zip(standings) {
+        let label = constraint_label(constraint);
+        if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
+            findings.violated.remove(&label);
+            enforced.extend(constraint.client_entry());
+            continue;
+        }
+        service.note_enforced(constraint, false);
+        if findings.violated.contains_key(&label) {
+            continue;
+        }
+        match still_waited_for(constraint, standing, &entries, &findings.waited_for) {
+            Some(others) => waiting.push(WaitingConstraint::of(constraint, others)),
+            None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint::of(constraint, Vec::new())),
+            None => to_do.push(constraint.clone()),
+        }
+    }
+    if let Some(list) = &service.client_list {
+        builds.record(list, &enforced).await?;
+    }
+    if !to_do.is_empty() {
+        let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
+        let backfilled = builds.backfill(service, membership, &to_do, &reserving).await?;
+        waiting.extend(backfilled.waiting);
+        findings.note_waiting(&waiting);
+        findings.show_violated(backfilled.violated, &to_do, service, readiness);
+    }
+    let is_violated = |constraint: &Arc<Constraint>| findings.violated.contains_key(&constraint_label(constraint));
+    let mut shown = kept.constraints.clone();
+    shown.retain(|constraint| !is_violated(constraint));
+    show(&shown, &waiting, service, readiness);
+    Ok(())
+}
+
+impl Findings {
+    fn note_waiting(&mut self, waiting: &[WaitingConstraint]) {
+        let pairs = waiting.iter().flat_map(|one| {
+            let label = constraint_label(&one.constraint);
+            one.others.iter().map(move |entry| (label.clone(), entry.id))
+        });
+        self.waited_for = pairs.collect();
+    }
+
+    /// Shows which of `constraints` the `violated` reports are about, until their documents are read again.
+    fn show_violated(
+        &mut self,
+        violated: Vec<Report>,
+        constraints: &[Arc<Constraint>],
+        service: &Service,
+        readiness: &Readiness,
+    ) {
+        if violated.is_empty() {
+            return;
+        }
+        for report in &violated {
+            for constraint in constraints.iter().filter(|constraint| report.is_of(constraint)) {
+                let label = constraint_label(constraint);
+                service.metrics.set_waits_for(constraint, 0);
+                readiness.note(&label, format!("reserving: {}", report.without_values()));
+                self.violated.insert(label, Instant::now());
+            }
+        }
+        tracing::error!(reports = %Reports(violated), "constraints aren't enforced");
+    }
+}
+
+/// Keeps this Keyward's entry in the register as its constraints are.
+async fn note_own(
+    service: &Service,
+    membership: &Membership,
+    kept: &Kept,
+    entries: &[RegisterEntry],
+    standings: &[Option<Standing>],
+) -> Result<(), PrepareError> {
     let own = entries.iter().find(|entry| entry.id == membership.id());
     // Everything that the list took out has ended here before it was applied.
     if own.is_some_and(|own| own.clients_version.is_some_and(|noted| noted != kept.clients.version)) {
@@ -115,38 +193,7 @@ async fn poll(
     if is_any_unlisted || membership.doubt().is_some() {
         list_as_they_are(service, membership, kept).await?;
     }
-    let mut waiting = Vec::new();
-    let (mut enforced, mut is_any_to_do) = (Vec::new(), false);
-    for (constraint, standing) in kept.constraints.iter().zip(standings) {
-        if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
-            enforced.extend(constraint.client_entry());
-            continue;
-        }
-        service.note_enforced(constraint, false);
-        match still_waited_for(constraint, standing, &entries, waited_for) {
-            Some(others) => waiting.push(WaitingConstraint::of(constraint, others)),
-            None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint::of(constraint, Vec::new())),
-            None => is_any_to_do = true,
-        }
-    }
-    if let Some(list) = &service.client_list {
-        builds.record(list, &enforced).await?;
-    }
-    if !is_any_to_do {
-        show(&kept.constraints, &waiting, service, readiness);
-        return Ok(POLL);
-    }
-    let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-    let waiting = builds.backfill(service, membership, kept, &reserving).await?;
-    *waited_for = waiting
-        .iter()
-        .flat_map(|one| {
-            let label = constraint_label(&one.constraint);
-            one.others.iter().map(move |entry| (label.clone(), entry.id))
-        })
-        .collect();
-    show(&kept.constraints, &waiting, service, readiness);
-    Ok(POLL)
+    Ok(())
 }
 
 /// Makes the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have
@@ -161,6 +208,35 @@ async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kep
         membership.confirm(doubt).await?;
     }
     Ok(())
+}
+
+/// Ends a doubt whether the constraints have changed, for as long as it runs, while another task replaces them and [`keep`] doesn't run.
+///
+/// It lists nothing: the other task may be about to give a constraint up. So the doubt stays if the entry doesn't list each constraint
+/// that writes here reserve for, as the cluster has it.
+///
+/// - Cancel: at any time.
+pub async fn end_doubts(service: &Service, membership: &Membership) -> Infallible {
+    loop {
+        if let Some(doubt) = membership.doubt()
+            && let Err(error) = end_doubt(service, membership, doubt).await
+        {
+            tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn end_doubt(service: &Service, membership: &Membership, doubt: u64) -> Result<(), StoreError> {
+    // The entry comes first: a command that changes a constraint changes its identity, and then reads the register.
+    let listed = membership.listed().await;
+    let catalog = service.writes.catalog().clone();
+    let protected = catalog.all().flat_map(|protected| &protected.constraints);
+    let constraints = protected.map(|proxy| &*proxy.constraint);
+    match prepare::are_listed(service.upstream.client(), constraints, &listed).await? {
+        true => membership.confirm(doubt).await,
+        false => Ok(()),
+    }
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a

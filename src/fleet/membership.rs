@@ -11,6 +11,7 @@ use bson::{Document, doc};
 use mongodb::Client;
 use tokio::sync::Notify;
 
+use super::register::OwnEntry;
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::constraint::Strategy;
@@ -35,9 +36,10 @@ pub struct ClientsView {
 pub struct Membership {
     client: Client,
     register: Register,
-    /// The entry, as it is in the register or will be at once. A task holds it while it changes anything there but the beat.
+    /// The entry, as it is in the register or will be at once. A task holds it while it changes anything there but the beat. Then `own`
+    /// names this entry.
     entry: tokio::sync::Mutex<RegisterEntry>,
-    id: ArcSwap<ObjectId>,
+    own: ArcSwap<OwnEntry>,
     declared: ArcSwap<Collections>,
     permit: Permit,
     terms: EntryTerms,
@@ -74,7 +76,7 @@ impl Membership {
         let membership = Membership {
             client: client.clone(),
             register: Register::of(client),
-            id: ArcSwap::from_pointee(entry.id),
+            own: ArcSwap::from_pointee(OwnEntry::new(entry.id)),
             entry: tokio::sync::Mutex::new(entry),
             declared: ArcSwap::default(),
             permit: Permit::withheld(),
@@ -97,7 +99,7 @@ impl Membership {
 
     /// Names its entry.
     pub fn id(&self) -> ObjectId {
-        **self.id.load()
+        self.own.load().id
     }
 
     /// All entries of the register, as a majority had them a short time ago.
@@ -106,6 +108,11 @@ impl Membership {
     /// [`StoreError`] if the register can't be read.
     pub async fn entries(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         self.register.recent().await
+    }
+
+    /// The identities of the constraints that its entry lists.
+    pub(super) async fn listed(&self) -> BTreeSet<ObjectId> {
+        self.entry.lock().await.constraints.clone()
     }
 
     /// Whether it may write: its entry can't have been removed.
@@ -153,10 +160,12 @@ impl Membership {
         }
     }
 
-    /// The command that renews its entry, for its database.
+    /// The command that renews its entry, for its database. It changes the entry also if another renewal comes first: a server remembers no
+    /// statement without effect.
     pub fn renewal(&self) -> Document {
-        let id = **self.id.load();
-        doc! { "update": COLLECTION, "updates": [{ "q": { "_id": id }, "u": { "$inc": { "beat": 1_i64 } } }] }
+        let own = self.own.load();
+        let u = doc! { "$max": { "beat": own.next_beat() }, "$set": { "asked": ObjectId::new() } };
+        doc! { "update": COLLECTION, "updates": [{ "q": { "_id": own.id }, "u": u }] }
     }
 
     /// How long its entry vouches for it.
@@ -221,7 +230,7 @@ impl Membership {
         self.is_listing_lost.store(was_lost || is_any_listed, Ordering::Release);
         let is_there = self
             .register
-            .add(entry.id, &names, wanted.is_everywhere, &constraints)
+            .add(&self.own.load_full(), &names, wanted.is_everywhere, &constraints)
             .await?;
         self.is_listing_lost.store(was_lost, Ordering::Release);
         // Also if what follows fails: the register has it.
@@ -267,7 +276,7 @@ impl Membership {
         entry.constraints.retain(|one| !constraints.contains(one));
         // A write that was to list one of them may arrive after this: then in an entry that no Keyward uses.
         let is_lost = self.is_listing_lost.swap(true, Ordering::AcqRel);
-        if !is_lost && self.register.take_out(entry.id, constraints).await? {
+        if !is_lost && self.register.take_out(&self.own.load_full(), constraints).await? {
             self.is_listing_lost.store(false, Ordering::Release);
             return Ok(());
         }
@@ -290,7 +299,9 @@ impl Membership {
         let mut entry = self.entry.lock().await;
         entry.clients_version = Some(version);
         // If the entry is gone, the next one has the version.
-        self.register.note_clients_version(entry.id, version).await?;
+        self.register
+            .note_clients_version(&self.own.load_full(), version)
+            .await?;
         Ok(())
     }
 
@@ -321,7 +332,7 @@ impl Membership {
     /// [`StoreError`] if the cluster doesn't do as it is asked.
     pub async fn poll(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut entries = self.register.recent().await?;
-        let own = **self.id.load();
+        let own = self.id();
         let gone: Vec<RegisterEntry> = {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
             let gone = watch.gone(&entries, Instant::now());
@@ -338,10 +349,10 @@ impl Membership {
         Ok(entries)
     }
 
-    /// Renews the entry. If the entry was removed, this Keyward is registered anew.
+    /// Renews the entry. If the entry was removed, or restored to an earlier state, this Keyward is registered anew.
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
-        let (id, sent) = (**self.id.load(), Instant::now());
-        if self.register.renew(id).await? {
+        let (own, sent) = (self.own.load_full(), Instant::now());
+        if self.register.renew(&own).await? {
             self.prolong(sent + self.terms.lease);
             if !self.orphans().is_empty() {
                 // Not while a new entry is under way, which is one of them until it is there.
@@ -352,7 +363,7 @@ impl Membership {
         }
         self.permit.withdraw();
         let mut entry = self.entry.lock().await;
-        match entry.id == id {
+        match entry.id == own.id {
             true => self.rejoin(&mut entry).await,
             false => Ok(()),
         }
@@ -380,7 +391,7 @@ impl Membership {
                 prepare::suspend_lacking(&self.client, &namespace, &new.constraints, self.is_list_unreadable).await?;
             }
         }
-        self.id.store(new.id.into());
+        self.own.store(OwnEntry::new(new.id).into());
         {
             let mut orphans = self.orphans();
             orphans.retain(|one| *one != new.id);

@@ -22,7 +22,7 @@ mod watch;
 
 pub use enforced::Enforced;
 pub use entry::RegisterEntry;
-pub use follow::{Kept, keep, renew, show};
+pub use follow::{Kept, end_doubts, keep, renew, show};
 pub use guard::Guard;
 pub use membership::{ClientsView, Membership};
 pub use permit::Permit;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use bson::oid::ObjectId;
@@ -33,6 +34,33 @@ pub enum Forgotten {
     Unknown,
     /// It was renewed meanwhile.
     Lives(Box<RegisterEntry>),
+}
+
+/// A Keyward's own entry, with what the register must still have of it.
+#[derive(Debug)]
+pub(super) struct OwnEntry {
+    /// Names the entry.
+    pub id: ObjectId,
+    /// The beat of the last update that was sent.
+    sent: AtomicI64,
+    /// The greatest beat that the cluster has confirmed.
+    confirmed: AtomicI64,
+}
+
+impl OwnEntry {
+    /// A new entry.
+    pub(super) fn new(id: ObjectId) -> OwnEntry {
+        OwnEntry {
+            id,
+            sent: AtomicI64::new(0),
+            confirmed: AtomicI64::new(0),
+        }
+    }
+
+    /// The beat that the next update gives the entry. No other update gives the same, so an entry without this one has a smaller beat.
+    pub(super) fn next_beat(&self) -> i64 {
+        self.sent.fetch_add(1, Ordering::AcqRel) + 1
+    }
 }
 
 /// The register.
@@ -76,15 +104,15 @@ impl Register {
         Ok(())
     }
 
-    /// Records that the Keyward lives. Returns whether its entry exists.
-    pub(super) async fn renew(&self, id: ObjectId) -> Result<bool, StoreError> {
-        self.update(id, doc! { "$inc": { "beat": 1_i64 } }).await
+    /// Records that the Keyward lives. Returns whether its entry exists, as for [`Register::update_own`].
+    pub(super) async fn renew(&self, own: &OwnEntry) -> Result<bool, StoreError> {
+        self.update_own(own, Document::new()).await
     }
 
     /// Adds collections and constraints to an entry; gives whether it is there.
     pub(super) async fn add(
         &self,
-        id: ObjectId,
+        own: &OwnEntry,
         collections: &BTreeSet<String>,
         is_everywhere: bool,
         constraints: &BTreeSet<ObjectId>,
@@ -97,18 +125,19 @@ impl Register {
         if is_everywhere {
             update.insert("$set", doc! { "everywhere": true });
         }
-        self.update(id, update).await
+        self.update_own(own, update).await
     }
 
     /// Takes constraints out of an entry; gives whether it is there.
-    pub(super) async fn take_out(&self, id: ObjectId, constraints: &[ObjectId]) -> Result<bool, StoreError> {
-        self.update(id, doc! { "$pull": { "constraints": { "$in": constraints } } })
+    pub(super) async fn take_out(&self, own: &OwnEntry, constraints: &[ObjectId]) -> Result<bool, StoreError> {
+        self.update_own(own, doc! { "$pull": { "constraints": { "$in": constraints } } })
             .await
     }
 
     /// Notes the version of the list of clients' constraints that the Keyward has applied; gives whether its entry is there.
-    pub(super) async fn note_clients_version(&self, id: ObjectId, version: i64) -> Result<bool, StoreError> {
-        self.update(id, doc! { "$set": { "clientsVersion": version } }).await
+    pub(super) async fn note_clients_version(&self, own: &OwnEntry, version: i64) -> Result<bool, StoreError> {
+        self.update_own(own, doc! { "$set": { "clientsVersion": version } })
+            .await
     }
 
     /// Prevents that an entry is removed because it isn't renewed.
@@ -119,6 +148,21 @@ impl Register {
     /// Notes that the Keyward has ended, though not all that it sent is known to be done.
     pub(super) async fn leave(&self, id: ObjectId) -> Result<bool, StoreError> {
         self.update(id, doc! { "$set": { "left": true } }).await
+    }
+
+    /// Updates the Keyward's own entry. Returns whether it exists with all confirmed updates. If the register was restored to an earlier
+    /// state, the entry there may lack collections and constraints, so it counts as gone.
+    async fn update_own(&self, own: &OwnEntry, mut update: Document) -> Result<bool, StoreError> {
+        let confirmed = own.confirmed.load(Ordering::Acquire);
+        let beat = own.next_beat();
+        update.insert("$max", doc! { "beat": beat });
+        let filter = doc! { "_id": own.id, "beat": { "$gte": confirmed } };
+        let update = self.collection.update_one(filter, update);
+        let is_there = answered(update.into_future()).await?.matched_count == 1;
+        if is_there {
+            own.confirmed.fetch_max(beat, Ordering::AcqRel);
+        }
+        Ok(is_there)
     }
 
     async fn update(&self, id: ObjectId, update: Document) -> Result<bool, StoreError> {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::POLL;
 use super::building::{BuildContext, WantedConstraints};
 use super::create::is_same_index;
-use super::list::ListedIndex;
+use super::list::{FoundIndexes, ListedIndex};
 use super::refusal::IndexRefusal;
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
@@ -24,34 +24,66 @@ const LOGGED: Duration = Duration::from_secs(10);
 pub struct FailedBuild {
     /// The client's reply.
     pub reply: Vec<u8>,
-    /// Whether the constraints of this command are gone.
+    /// Whether the constraints of this command are gone from the list.
     pub is_withdrawn: bool,
+    /// The constraints that it has taken out of the list.
+    pub ended: Vec<Arc<Constraint>>,
 }
 
-/// Starts the builds of the constraints, and waits until they hold. The collection had these `indexes` before, if that is known.
+impl FailedBuild {
+    /// Waits until no Keyward reserves for the constraints that the command took out of the list.
+    pub async fn await_ended(&self, context: &BuildContext<'_>) {
+        if !self.ended.is_empty()
+            && let Err(error) = context.await_ended(&self.ended).await
+        {
+            tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
+        }
+    }
+}
+
+/// Starts the builds of the constraints, and waits until they hold. The server has their indexes by now.
 ///
 /// # Errors
 /// [`FailedBuild`] if they don't.
 pub async fn build(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[ListedIndex]>,
+    indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let builds = publish(context, wanted, indexes, deadline)
-        .await
-        .map_err(|refusal| FailedBuild {
-            reply: refusal.error().body(),
-            is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
-        })?;
-    let Err(reply) = await_built(context, wanted, &builds, deadline).await else {
-        return Ok(());
+    let (mut builds, mut own) = (Vec::new(), Vec::new());
+    let reply = loop {
+        builds = match publish(context, wanted, indexes, deadline).await {
+            Ok(builds) => builds,
+            Err(refusal) if own.is_empty() => {
+                return Err(FailedBuild {
+                    reply: refusal.error().body(),
+                    is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
+                    ended: Vec::new(),
+                });
+            }
+            Err(refusal) => break refusal.error().body(),
+        };
+        own.extend(builds.iter().filter(|build| build.is_own).map(|build| build.id));
+        match await_built(context, wanted, (&builds, &own), deadline).await {
+            Ok(()) => return Ok(()),
+            Err(Unbuilt::EndedByOther) => {}
+            Err(Unbuilt::Refused(reply)) => break reply,
+        }
     };
-    let own: Vec<ObjectId> = builds
-        .iter()
-        .filter(|build| build.is_own)
-        .map(|build| build.id)
-        .collect();
+    withdraw(context, wanted, (&builds, &own), reply).await
+}
+
+/// Takes this command's `own` constraints out of the list, because it fails with `reply`.
+///
+/// # Errors
+/// [`FailedBuild`] unless all constraints hold by now.
+async fn withdraw(
+    context: &BuildContext<'_>,
+    wanted: &WantedConstraints,
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
+    reply: Vec<u8>,
+) -> Result<(), FailedBuild> {
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
@@ -67,18 +99,23 @@ pub async fn build(
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
-            let of_own = wanted.entries.iter().filter(|entry| own.contains(&entry.id));
-            let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
-            if is_withdrawn && let Err(error) = context.await_ended(&constraints).await {
-                tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
-            }
-            Err(FailedBuild { reply, is_withdrawn })
+            let of_own = wanted
+                .entries
+                .iter()
+                .filter(|entry| is_withdrawn && own.contains(&entry.id));
+            let ended = of_own.map(|entry| entry.constraint.clone()).collect();
+            Err(FailedBuild {
+                reply,
+                is_withdrawn,
+                ended,
+            })
         }
         Err(error) => {
             tracing::error!(%error, "constraints of a createIndexes that failed may stay; send dropIndexes for them");
             Err(FailedBuild {
                 reply,
                 is_withdrawn: false,
+                ended: Vec::new(),
             })
         }
     }
@@ -94,13 +131,16 @@ struct AwaitedBuild {
 
 /// Adds the constraints to the list, except those that it has. One that it has for a former collection is built again, and stays in the list
 /// meanwhile.
+///
+/// Another client's `dropIndexes` may have dropped the index of a listed constraint before this command made the index again. Then the
+/// list gets another version, although its entries stay. So the other command can't remove the constraint without noticing the index.
 async fn publish(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[ListedIndex]>,
+    indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
-    settle_outdated(context, wanted, indexes).await?;
+    settle_outdated(context, wanted, indexes.before).await?;
     for effective in &wanted.effective {
         replace_ended_definition(context, wanted, effective, deadline).await?;
     }
@@ -117,7 +157,7 @@ async fn publish(
                     return None;
                 }
             };
-            is_changed |= !matches!(same, Some((_, true)));
+            is_changed |= !matches!(same, Some((_, true))) || indexes.may_have_lacked(entry.constraint.name());
             let (id, is_own) = match same {
                 Some((id, true)) => (id, false),
                 Some((id, false)) => {
@@ -247,21 +287,29 @@ impl ClientsWait {
     }
 }
 
-/// Waits until the constraints hold.
+/// Why constraints don't hold that a client waits for.
+enum Unbuilt {
+    /// The command fails with this reply.
+    Refused(Vec<u8>),
+    /// Another client's command failed, and ended a build that this one waited for. That says nothing about the constraint.
+    EndedByOther,
+}
+
+/// Waits until the constraints hold. Those with the numbers `own` are this command's.
 async fn await_built(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    builds: &[AwaitedBuild],
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
     deadline: Option<Instant>,
-) -> Result<(), Vec<u8>> {
+) -> Result<(), Unbuilt> {
     let mut wait = ClientsWait::until(deadline);
     let entries = wanted.entries.iter().map(|entry| entry.constraint.name());
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
-    let reply = |refusal: IndexRefusal| refusal.error().body();
+    let reply = |refusal: IndexRefusal| Unbuilt::Refused(refusal.error().body());
     loop {
         let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
-        let are_built = are_built(context, &wanted.entries, builds, &list)?;
+        let are_built = are_built(context, &wanted.entries, (builds, own), &list)?;
         if are_built
             && are_enforced(context, &wanted.of_file)
                 .await
@@ -281,25 +329,30 @@ async fn are_enforced(context: &BuildContext<'_>, of_file: &[Arc<Constraint>]) -
     Ok(standings.iter().all(is_enforced))
 }
 
-/// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
+/// Whether all the constraints hold by `list`, and this Keyward enforces them.
 fn are_built(
     context: &BuildContext<'_>,
     wanted: &[ClientConstraint],
-    builds: &[AwaitedBuild],
+    (builds, own): (&[AwaitedBuild], &[ObjectId]),
     list: &ClientConstraints,
-) -> Result<bool, Vec<u8>> {
-    let mut are_all = true;
+) -> Result<bool, Unbuilt> {
+    let (mut are_all, mut is_ended_by_other) = (true, false);
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
-        match list.entry(build.id) {
-            Some(entry) => {
+        match (list.entry(build.id), list.end_of(build.id)) {
+            (Some(entry), _) => {
                 are_all &= entry.state == BuildState::Built && context.enforces(constraint) != Some(false);
             }
-            None => {
-                let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
-                return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));
+            (None, Some(ended)) if !ended.is_violated && !own.contains(&build.id) => is_ended_by_other = true,
+            (None, ended) => {
+                let known = ended.and_then(|ended| ended.reply.to_vec().ok());
+                let dropped = || IndexRefusal::dropped(constraint).error().body();
+                return Err(Unbuilt::Refused(known.unwrap_or_else(dropped)));
             }
         }
     }
-    Ok(are_all)
+    match is_ended_by_other {
+        true => Err(Unbuilt::EndedByOther),
+        false => Ok(are_all),
+    }
 }

@@ -41,6 +41,11 @@ impl WantedConstraints {
         self.entries.iter().map(|entry| &entry.constraint).chain(&self.of_file)
     }
 
+    /// The names of those that the list gets.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.constraint.name())
+    }
+
     /// An empty set of constraints on this collection.
     pub fn on(namespace: &Namespace, existing: Existing) -> WantedConstraints {
         WantedConstraints {
@@ -220,11 +225,7 @@ impl BuildContext<'_> {
                 !entry.has_left && namespaces.any(|namespace| entry.may_write_to(namespace))
             };
             let is_behind = registered.iter().filter(is_behind).any(refuses);
-            if !is_behind
-                && !constraints
-                    .iter()
-                    .any(|constraint| self.enforces(constraint) == Some(true))
-            {
+            if !is_behind && !constraints.iter().any(|constraint| self.reserves_for_entry(constraint)) {
                 return Ok(());
             }
             tokio::time::sleep(POLL).await;
@@ -243,9 +244,22 @@ impl BuildContext<'_> {
 
     /// Whether this process reserves for a constraint of this name now; none if it serves no clients.
     pub(super) fn enforces(&self, constraint: &Constraint) -> Option<bool> {
+        Some(self.reserving(constraint)?.is_some())
+    }
+
+    /// Whether this process reserves for a client's constraint by the same entry of the list. One that was made again since has another
+    /// entry.
+    fn reserves_for_entry(&self, constraint: &Constraint) -> bool {
+        let reserving = self.reserving(constraint).flatten();
+        reserving.is_some_and(|one| one.client_entry() == constraint.client_entry())
+    }
+
+    /// The constraint of this name for which this process reserves now, if there is one; none if the process serves no clients.
+    fn reserving(&self, constraint: &Constraint) -> Option<Option<Arc<Constraint>>> {
         let catalog = self.serving?.writes.catalog();
         let protected = catalog.on(constraint.namespace());
         let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
-        Some(constraints.any(|proxy| proxy.constraint.name() == constraint.name()))
+        let named = constraints.find(|proxy| proxy.constraint.name() == constraint.name());
+        Some(named.map(|proxy| proxy.constraint.clone()))
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::build::build;
 use super::building::WantedConstraints;
 use super::create::{deadline, waiting_client, wanted_of};
-use super::list::{ListedIndex, existing_indexes};
+use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::unique_change::UniqueChange;
 use super::{IndexContext, refused};
@@ -106,9 +106,14 @@ async fn convert(
     if change.is_dry_run {
         return Ok(false);
     }
-    let Err(failed) = build(&context.building(), wanted, Some(before), deadline).await else {
+    let found = FoundIndexes {
+        before: Some(before),
+        is_any_made: false,
+    };
+    let Err(failed) = build(&context.building(), wanted, found, deadline).await else {
         return Ok(is_new);
     };
+    failed.await_ended(&context.building()).await;
     let failure = Document::from_reader(failed.reply.as_slice()).unwrap_or_default();
     if failure.get_i32("code").is_ok_and(|code| code == code::DUPLICATE_KEY) {
         check_violations(context, wanted, deadline).await?;

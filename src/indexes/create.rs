@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::build::build;
 use super::building::WantedConstraints;
 use super::command::{asks_for_unique, index_documents, without_unique};
-use super::list::{ListedIndex, existing_indexes};
+use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::waiting::WaitingClient;
@@ -26,7 +26,7 @@ use crate::classify::Target;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::prepare::Existing;
-use crate::proxy_collection::answered;
+use crate::proxy_collection::{StoreError, answered};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
 use crate::upstream::{Connection, shard_keys};
@@ -68,29 +68,47 @@ pub async fn create_indexes(
         }
     };
     let deadline = deadline(message.body)?;
-    let reply = upstream.run(&without_unique(message, &positions)?).await?;
-    if !reply::is_ok(Doc::new(&reply)?)? {
-        return Ok(Some(reply));
-    }
+    let before = before.as_deref();
+    let plain = without_unique(message, &positions)?;
     let waiting = waiting_client(context, message.body, upstream).await?;
     let first = wanted.entries.first();
     let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
-    let failed = match build(&context.building(), &wanted, before.as_deref(), deadline).await {
-        Ok(()) => return Ok(Some(reply)),
-        Err(failed) => failed,
-    };
-    if failed.is_withdrawn {
-        // Without the list, it isn't known which the server made now.
-        let was_there = |name: &String| {
-            before
-                .as_ref()
-                .is_none_or(|before| before.iter().any(|index| index.name == *name))
-        };
-        let names = wanted.entries.iter().map(|entry| entry.constraint.name().to_owned());
-        let made: Vec<String> = names.filter(|name| !was_there(name)).collect();
-        drop_made(&namespace, &made, message.body, upstream).await?;
+    for _ in 0..TRIES_MAX {
+        let reply = upstream.run(&plain).await?;
+        if !reply::is_ok(Doc::new(&reply)?)? {
+            return Ok(Some(reply));
+        }
+        let is_any_made = is_any_made(Doc::new(&reply)?)?;
+        let found = FoundIndexes { before, is_any_made };
+        if let Err(failed) = build(&context.building(), &wanted, found, deadline).await {
+            let mut tries = 0..TRIES_MAX;
+            while failed.is_withdrawn
+                && drop_made(context, &wanted, before, message.body, upstream).await?
+                && tries.next().is_some()
+            {
+                upstream.run(&plain).await?;
+            }
+            failed.await_ended(&context.building()).await;
+            return Ok(Some(failed.reply));
+        }
+        let indexes = existing_indexes(&namespace, message.body, upstream).await?;
+        // Another client's command may have dropped an index before the list had its constraint.
+        if indexes.is_none_or(|indexes| wanted.names().all(|name| has(&indexes, name))) {
+            return Ok(Some(reply));
+        }
     }
-    Ok(Some(failed.reply))
+    Ok(wanted
+        .entries
+        .first()
+        .map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
+}
+
+/// How often the server makes the indexes for one command at most, if other clients drop them meanwhile.
+const TRIES_MAX: usize = 3;
+
+/// Whether one of `indexes` has this name.
+fn has(indexes: &[ListedIndex], name: &str) -> bool {
+    indexes.iter().any(|index| index.name == name)
 }
 
 /// The indexes that are to be constraints, or why one can't be; none if none is to be. Their positions in the command come first, including
@@ -201,17 +219,54 @@ pub(super) fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {
     Ok(limit.map(|limit| Instant::now() + Duration::from_millis(limit)))
 }
 
-/// Drops the indexes that the server made for a command that failed.
+/// Whether the server made an index just now, on any shard. A reply that doesn't say so counts as one of a server that did.
+fn is_any_made(reply: Doc<'_>) -> Result<bool, Malformed> {
+    let Some(shards) = reply.nested("raw")? else {
+        return Ok(true);
+    };
+    shards.any(|shard| {
+        let Some(shard) = shard.as_document()? else {
+            return Ok(true);
+        };
+        let counts = [
+            shard.whole_number("numIndexesBefore")?,
+            shard.whole_number("numIndexesAfter")?,
+        ];
+        Ok(!matches!(counts, [Some(before), Some(after)] if before == after))
+    })
+}
+
+/// Drops the indexes that the server made for a command that failed. The collection had the indexes `before`; if that isn't known, all
+/// stay. Another client may have sent the same command since: then the list has the constraint again, and the index stays. Returns whether
+/// the list has a constraint by now whose index was dropped.
 async fn drop_made(
-    namespace: &Namespace,
-    made: &[String],
+    context: &IndexContext<'_>,
+    wanted: &WantedConstraints,
+    before: Option<&[ListedIndex]>,
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<(), ForwardError> {
-    if made.is_empty() {
-        return Ok(());
+) -> Result<bool, ForwardError> {
+    let namespace = &wanted.namespace;
+    let listed = async || {
+        let list = context.list.store.read().await?;
+        let names = list.on(namespace).map(|entry| entry.constraint.name().to_owned());
+        Ok::<_, StoreError>(names.collect::<Vec<_>>())
+    };
+    let stay = |error: String, made: Vec<&str>| {
+        let made = made.join(", ");
+        tracing::warn!(%namespace, made, error, "indexes of a createIndexes that failed stay, without being unique");
+        Ok(false)
+    };
+    let is_made = |name: &&str| before.is_some_and(|before| !has(before, name));
+    let mut made: Vec<&str> = wanted.names().filter(is_made).collect();
+    match listed().await {
+        Ok(listed) => made.retain(|name| !listed.iter().any(|one| one == name)),
+        Err(error) => return stay(error.to_string(), made),
     }
-    let names: Vec<Bson> = made.iter().map(|name| Bson::String(name.clone())).collect();
+    if made.is_empty() {
+        return Ok(false);
+    }
+    let names: Vec<Bson> = made.iter().map(|name| Bson::from(*name)).collect();
     let mut command = Document::new();
     command.insert("dropIndexes", &namespace.collection);
     command.insert("index", names);
@@ -221,9 +276,9 @@ async fn drop_made(
     let reply = upstream.run(&draft.finish()).await?;
     if !reply::is_ok(Doc::new(&reply)?)? {
         let error = reply::errmsg(Doc::new(&reply)?)?.unwrap_or_default();
-        let error = String::from_utf8_lossy(error);
-        let made = made.join(", ");
-        tracing::warn!(%namespace, made, %error, "indexes of a createIndexes that failed stay, without being unique");
+        return stay(String::from_utf8_lossy(error).into_owned(), made);
     }
-    Ok(())
+    // If the list can't be read, the index may be missing, and queries are slower. The constraint holds without it.
+    let listed = listed().await.unwrap_or_default();
+    Ok(made.iter().any(|name| listed.iter().any(|one| one == name)))
 }

@@ -6,15 +6,15 @@ use bson::Document;
 use bson::oid::ObjectId;
 
 use super::command::DroppedIndexes;
-use super::list::existing_indexes;
+use super::list::{existing_indexes, has_no_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
 use super::{IndexContext, refused};
 use crate::authorization::Actions;
 use crate::classify::Target;
+use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::namespace::Namespace;
-use crate::proxy_collection::StoreError;
 use crate::raw::{Doc, Malformed};
 use crate::server::{code, reply};
 use crate::upstream::Connection;
@@ -32,11 +32,11 @@ pub async fn drop_indexes(
         return Ok(None);
     };
     let namespace = Namespace::new(database, collection);
-    let constraints = match constraints_on(context, &namespace).await {
-        Ok(constraints) => constraints,
+    let list = match context.list.store.read().await {
+        Ok(list) => list,
         Err(error) => return Ok(Some(IndexRefusal::from(error).error().body())),
     };
-    let dropped = match dropped(&constraints, body)? {
+    let dropped = match dropped(&constraints_on(context, &list, &namespace), body)? {
         Ok(dropped) if dropped.is_empty() => return Ok(None),
         Ok(dropped) => dropped,
         Err(refusal) => return refused(context, &refusal, (Actions::DROP_INDEX, target), body, upstream).await,
@@ -46,13 +46,21 @@ pub async fn drop_indexes(
     let ended = match (reply::is_ok(reply)?, reply::code(reply)?) {
         (true, _) => dropped,
         // The server has dropped none.
-        (false, Some(code::INDEX_NOT_FOUND)) => without_index(dropped, &namespace, body, upstream).await?,
+        (false, code) if code == Some(code::INDEX_NOT_FOUND) || has_no_indexes(reply)? => {
+            let without_index = without_index(dropped, &namespace, body, upstream).await?;
+            without_index.unwrap_or_default()
+        }
         (false, _) => Vec::new(),
     };
     if ended.is_empty() {
         return Ok(Some(answer));
     }
-    match end(context, &ended).await {
+    let ended = take_out(context, list, ended, (&namespace, body), upstream).await?;
+    let ended = match ended {
+        Ok(ended) => context.building().await_ended(&ended).await.map_err(IndexRefusal::from),
+        Err(refusal) => Err(refusal),
+    };
+    match ended {
         Ok(()) => Ok(Some(answer)),
         Err(refusal) => Ok(Some(refusal.error().body())),
     }
@@ -60,12 +68,11 @@ pub async fn drop_indexes(
 
 /// The constraints on a collection: those of the configuration file, and those of clients. The latter come from the list itself: another
 /// Keyward may have added one that this Keyward doesn't enforce yet.
-async fn constraints_on(context: &IndexContext<'_>, namespace: &Namespace) -> Result<Vec<Arc<Constraint>>, StoreError> {
-    let list = context.list.store.read().await?;
+fn constraints_on(context: &IndexContext<'_>, list: &ClientConstraints, namespace: &Namespace) -> Vec<Arc<Constraint>> {
     let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
     let mut constraints = list.with(&of_file);
     constraints.retain(|constraint| constraint.namespace() == namespace);
-    Ok(constraints)
+    constraints
 }
 
 /// The constraints of clients whose indexes the command drops.
@@ -96,28 +103,45 @@ fn dropped(
     Ok(Ok(of_clients))
 }
 
-/// The constraints among `constraints` that have no index: an earlier command that was cut off left them. The others stay with their
-/// indexes.
+/// The constraints among `constraints` that have no index; none if the client may not list the indexes.
 async fn without_index(
     mut constraints: Vec<Arc<Constraint>>,
     namespace: &Namespace,
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Vec<Arc<Constraint>>, ForwardError> {
-    let indexes = existing_indexes(namespace, body, upstream).await?;
-    let has_none = |name: &str| {
-        indexes
-            .as_ref()
-            .is_some_and(|indexes| !indexes.iter().any(|one| one.name == name))
+) -> Result<Option<Vec<Arc<Constraint>>>, ForwardError> {
+    let Some(indexes) = existing_indexes(namespace, body, upstream).await? else {
+        return Ok(None);
     };
-    constraints.retain(|constraint| has_none(constraint.name()));
-    Ok(constraints)
+    constraints.retain(|constraint| !indexes.iter().any(|one| one.name == constraint.name()));
+    Ok(Some(constraints))
 }
 
-/// Takes the constraints out of the list, and waits until no Keyward reserves for them.
-async fn end(context: &IndexContext<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
-    let entries: Vec<ObjectId> = dropped.iter().filter_map(|one| one.client_entry()).collect();
-    context.list.remove(&entries).await?;
-    context.building().await_ended(dropped).await?;
-    Ok(())
+/// Takes the constraints out of `list`, which was read before the server dropped their indexes. Returns those that it took out.
+///
+/// Since then another client may have made an index again. It has changed the list, so the constraint stays with its index.
+async fn take_out(
+    context: &IndexContext<'_>,
+    mut list: ClientConstraints,
+    mut constraints: Vec<Arc<Constraint>>,
+    (namespace, body): (&Namespace, Doc<'_>),
+    upstream: &mut Connection,
+) -> Result<Result<Vec<Arc<Constraint>>, IndexRefusal>, ForwardError> {
+    loop {
+        let entries: Vec<ObjectId> = constraints.iter().filter_map(|one| one.client_entry()).collect();
+        match context.list.remove_from(list, &entries).await {
+            Ok(true) => return Ok(Ok(constraints)),
+            Ok(false) => {}
+            Err(error) => return Ok(Err(error.into())),
+        }
+        // The list comes first: an index that is made after this reading changes the list after it.
+        list = match context.list.store.read().await {
+            Ok(list) => list,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        constraints = match without_index(constraints, namespace, body, upstream).await? {
+            Some(constraints) => constraints,
+            None => return Ok(Err(IndexRefusal::Unlisted(namespace.clone()))),
+        };
+    }
 }

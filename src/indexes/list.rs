@@ -7,7 +7,7 @@ use crate::catalog::Protected;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::server::{cursor, reply};
+use crate::server::{code, cursor, reply};
 use crate::upstream::Connection;
 use crate::write::ForwardError;
 
@@ -92,6 +92,23 @@ impl ListedIndex {
     }
 }
 
+/// The indexes of a collection, as a command that makes indexes found them.
+#[derive(Clone, Copy)]
+pub struct FoundIndexes<'a> {
+    /// The indexes before the command, if they are known.
+    pub before: Option<&'a [ListedIndex]>,
+    /// Whether the server made an index for the command, on any shard.
+    pub is_any_made: bool,
+}
+
+impl FoundIndexes<'_> {
+    /// Whether the index of this name may have been missing when the command reached the server.
+    pub fn may_have_lacked(&self, name: &str) -> bool {
+        let is_known_missing = |before: &[ListedIndex]| !before.iter().any(|index| index.name == name);
+        self.is_any_made || self.before.is_some_and(is_known_missing)
+    }
+}
+
 /// The indexes of a collection, asked for in the session of the client's command `body`; none if the client may not list them.
 pub async fn existing_indexes(
     namespace: &Namespace,
@@ -105,6 +122,9 @@ pub async fn existing_indexes(
     list.string("$db", namespace.database.as_bytes());
     let listed = upstream.run(&list.finish()).await?;
     let answer = Doc::new(&listed)?;
+    if has_no_indexes(answer)? {
+        return Ok(Some(Vec::new()));
+    }
     if !reply::is_ok(answer)? || cursor::more(answer)?.is_some() {
         return Ok(None);
     }
@@ -113,6 +133,16 @@ pub async fn existing_indexes(
         indexes.extend(ListedIndex::of(index)?);
     }
     Ok(Some(indexes))
+}
+
+/// Whether a reply says that there is no collection of this name which could have indexes.
+pub fn has_no_indexes(reply: Doc<'_>) -> Result<bool, Malformed> {
+    let code = reply::code(reply)?;
+    Ok(!reply::is_ok(reply)?
+        && matches!(
+            code,
+            Some(code::NAMESPACE_NOT_FOUND | code::COMMAND_NOT_SUPPORTED_ON_VIEW)
+        ))
 }
 
 #[cfg(test)]

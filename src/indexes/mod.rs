@@ -23,7 +23,7 @@ mod waiting;
 pub use build::build;
 pub use building::{BuildContext, WantedConstraints};
 pub use command::{IndexCommand, asks_for_unique};
-pub use list::ListedIndex;
+pub use list::{FoundIndexes, ListedIndex};
 pub use refusal::IndexRefusal;
 pub use shard::explained;
 pub use specification::{is_index_of, is_same_key, server_can_keep, specification_of};

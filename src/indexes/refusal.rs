@@ -63,6 +63,12 @@ pub enum IndexRefusal {
     /// An operator ended the build.
     #[error("operation was interrupted")]
     Interrupted,
+    /// The server dropped the index. But another client may have made it again, and this client may not look.
+    #[error(
+        "Keyward: the index was dropped, but its unique constraint on {0} stays: clients' constraints changed meanwhile, and without the \
+         privilege listIndexes it isn't known whether the index was made again; send the command again as a user with this privilege"
+    )]
+    Unlisted(Namespace),
     /// The client's `maxTimeMS` passed.
     #[error("operation exceeded time limit")]
     TimeLimit,
@@ -98,6 +104,7 @@ impl IndexRefusal {
             IndexRefusal::Dropped(_) => code::INDEX_BUILD_ABORTED,
             IndexRefusal::CannotConvert => code::CANNOT_CONVERT_INDEX_TO_UNIQUE,
             IndexRefusal::Interrupted => code::INTERRUPTED,
+            IndexRefusal::Unlisted(_) => code::UNAUTHORIZED,
             IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
             _ => code::CANNOT_CREATE_INDEX,

@@ -190,8 +190,11 @@ impl Instance {
         }
         let applied = match wanted {
             Ok(wanted) => {
-                let board = self.service.board.clone();
-                board.work.showing(self.apply(wanted)).await
+                let (service, membership) = (self.service.clone(), self.membership.clone());
+                tokio::select! {
+                    applied = service.board.work.showing(self.apply(wanted)) => applied,
+                    never = fleet::end_doubts(&service, &membership) => match never {},
+                }
             }
             Err(problems) => Err(ReloadError::Config(problems)),
         };
@@ -270,8 +273,11 @@ impl Instance {
         let wanted = self.left_out.serving(&self.of_file, &list);
         let (service, membership) = (&self.service, &self.membership);
         self.clients.note_applying(list.version);
-        let replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted);
-        match replaced.await {
+        let replaced = tokio::select! {
+            replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted) => replaced,
+            never = fleet::end_doubts(service, membership) => match never {},
+        };
+        match replaced {
             Ok((added, removed)) => {
                 if !(added.is_empty() && removed.is_empty()) {
                     let (added, removed) = (added.join(", "), removed.join(", "));

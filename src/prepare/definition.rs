@@ -177,13 +177,18 @@ impl Definitions {
     /// Checks that the constraint still has this identity: it wasn't removed, and its strategy wasn't changed. A primary that has been
     /// replaced can't answer this.
     pub(super) async fn check_identity(&self, constraint: &Constraint, identity: ObjectId) -> Result<(), PrepareError> {
-        let find = self.collection.find_one(id(constraint));
-        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
-        let found = answered(find.into_future()).await?;
-        match found.is_some_and(|found| found.get("identity") == Some(&Bson::ObjectId(identity))) {
+        match self.identity(constraint).await? == Some(identity) {
             true => Ok(()),
             false => Err(PrepareError::Changed(constraint.full_name())),
         }
+    }
+
+    /// The constraint's identity, now or later than now.
+    pub(super) async fn identity(&self, constraint: &Constraint) -> Result<Option<ObjectId>, StoreError> {
+        let find = self.collection.find_one(id(constraint));
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let found = answered(find.into_future()).await?;
+        Ok(found.and_then(|found| found.get_object_id("identity").ok()))
     }
 
     /// Checks that no other constraint has its reservations in the same collection.

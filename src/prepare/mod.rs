@@ -26,11 +26,12 @@ mod reserving;
 mod sharding;
 mod writes_at_work;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::oid::ObjectId;
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 
@@ -270,16 +271,26 @@ async fn read_one(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Collection, PrepareError> {
+    let constraints = || {
+        constraints
+            .iter()
+            .filter(|constraint| constraint.namespace() == namespace)
+    };
     let Existing {
         collation: default,
         uuid,
         encrypted,
         ..
-    } = Existing::read(client, namespace).await?;
-    let constraints = || {
-        constraints
-            .iter()
-            .filter(|constraint| constraint.namespace() == namespace)
+    } = match Existing::read(client, namespace).await {
+        // One client's constraint mustn't stop all others. It is kept as for a collection that doesn't exist, so nothing passes it unseen.
+        Err(PrepareError::NoCollection(_)) if constraints().all(|one| one.client_entry().is_some()) => {
+            tracing::warn!(
+                %namespace,
+                "a client made a unique constraint on a collection that is a view or a time series now; send dropIndexes to end it"
+            );
+            Existing::default()
+        }
+        existing => existing?,
     };
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
     if let Some(EncryptedField { constraint, field }) = encrypted {
@@ -321,6 +332,25 @@ pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Resu
     }
     let standing = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
     Ok(constraints.iter().map(standing).collect())
+}
+
+/// Whether the identity of each constraint, as the cluster has it now or later than now, is among those `listed`.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn are_listed(
+    client: &Client,
+    constraints: impl Iterator<Item = &Constraint>,
+    listed: &BTreeSet<ObjectId>,
+) -> Result<bool, StoreError> {
+    for constraint in constraints {
+        let definitions = Definitions::of(client, constraint.namespace());
+        let identity = definitions.identity(constraint).await?;
+        if !identity.is_some_and(|identity| listed.contains(&identity)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The constraint as `createIndex` would define it on a collection with this default collation.

@@ -7,7 +7,7 @@ use bson::{Document, doc};
 use super::{IndexStep, ShardPlan, ShardRefusal, ShardTask, UniqueIndex};
 use crate::client_constraints::{BuildState, ClientConstraint};
 use crate::constraint::Constraint;
-use crate::indexes::build;
+use crate::indexes::{FoundIndexes, build};
 use crate::prepare::{self, ConstraintState, Existing};
 use crate::proxy_collection::StoreError;
 use crate::server::{code, driver};
@@ -77,12 +77,17 @@ impl ShardTask<'_> {
     ) -> Result<(), ShardRefusal> {
         let indexes = self.indexes(plan.is_collated()).await?.for_list();
         let context = self.context(&plan.list);
+        let found = FoundIndexes {
+            before: Some(&indexes),
+            is_any_made: false,
+        };
         let built = tokio::select! {
-            built = build(&context, &plan.wanted, Some(&indexes), None) => built,
+            built = build(&context, &plan.wanted, found, None) => built,
             // No Keyward would build them.
             refusal = self.no_keyward() => return Err(refusal),
         };
         if let Err(failed) = built {
+            failed.await_ended(&context).await;
             let reply = Document::from_reader(failed.reply.as_slice()).unwrap_or_default();
             return Err(ShardRefusal::NotBuilt(
                 reply.get_str("errmsg").unwrap_or_default().to_owned(),

@@ -3,6 +3,7 @@
 mod agreed;
 mod builders;
 mod converted;
+mod crossed;
 mod drivers;
 mod live;
 mod refused;

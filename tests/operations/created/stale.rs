@@ -66,18 +66,18 @@ fn list() -> Document {
     first_of(&CLUSTER, "keyward", doc! { "find": "clientConstraints" })
 }
 
-#[test]
-fn a_command_fails_whole_if_a_build_that_it_joined_fails() {
-    const DATABASE: &str = "created_by_two";
-    shard_users(DATABASE);
+/// The reply to a command that joins the build of another client's command, which then ends. `violated` says whether documents violate
+/// the constraint.
+fn joined_reply(database: &str, violated: bool) -> Document {
+    shard_users(database);
     // The third builds the one, and stands still.
     let [keyward, third] = [start(), start()];
     keyward
-        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x", "name": "x" })
+        .insert(database, doc! { "_id": 1, "region": "a", "email": "x", "name": "x" })
         .unwrap();
     must(&reply(
         &keyward,
-        DATABASE,
+        database,
         &create([doc! { "key": { "other": 1 }, "name": "other_1", "unique": true, "sparse": true }]),
     ));
     let of_third = doc! { "pid": i64::from(third.pid().as_raw()) };
@@ -86,9 +86,9 @@ fn a_command_fails_whole_if_a_build_that_it_joined_fails() {
     third.freeze();
     let id = bson::oid::ObjectId::new();
     let named = doc! { "listCollections": 1, "filter": { "name": "users" } };
-    let users = first_of(&CLUSTER, DATABASE, named);
+    let users = first_of(&CLUSTER, database, named);
     let uuid = users.get_document("info").unwrap().get("uuid").unwrap().clone();
-    let entry = doc! { "id": id, "command": id, "collection": format!("{DATABASE}.users"), "name": "email_1", "key": { "email": 1 }, "uuid": uuid, "builder": registered };
+    let entry = doc! { "id": id, "command": id, "collection": format!("{database}.users"), "name": "email_1", "key": { "email": 1 }, "uuid": uuid, "builder": registered };
     let change = |u: Document| {
         CLUSTER
             .run(
@@ -100,25 +100,37 @@ fn a_command_fails_whole_if_a_build_that_it_joined_fails() {
     change(doc! { "$push": { "constraints": entry }, "$inc": { "version": 1_i64 } });
     let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true };
     let both = std::thread::scope(|scope| {
-        let both = scope.spawn(|| reply(&keyward, DATABASE, &create([unique_email(), name])));
+        let both = scope.spawn(|| reply(&keyward, database, &create([unique_email(), name])));
         keyward.until("the second is built", || {
             let list = list();
             list.get_array("constraints").unwrap().iter().any(|one| {
                 let one = one.as_document().unwrap();
                 one.get_str("collection")
-                    .is_ok_and(|one| one == format!("{DATABASE}.users"))
+                    .is_ok_and(|one| one == format!("{database}.users"))
                     && one.get_str("name").is_ok_and(|one| one == "name_1")
                     && !one.contains_key("builder")
             })
         });
         let error = doc! { "ok": 0.0, "errmsg": "planted", "code": 11_000, "codeName": "DuplicateKey" };
         change(
-            doc! { "$pull": { "constraints": { "id": id } }, "$push": { "ended": { "id": id, "reply": error } }, "$inc": { "version": 1_i64 } },
+            doc! { "$pull": { "constraints": { "id": id } }, "$push": { "ended": { "id": id, "reply": error, "violated": violated } }, "$inc": { "version": 1_i64 } },
         );
         both.join().unwrap()
     });
     third.wake();
+    both
+}
+
+#[test]
+fn a_command_fails_whole_if_documents_violate_what_it_joined() {
+    let both = joined_reply("created_by_two", true);
     assert_eq!(both.get_i32("code").ok(), Some(11_000), "{both}");
+}
+
+/// The other client gave up, or another index of its command failed.
+#[test]
+fn a_command_goes_on_with_a_build_that_another_client_ended() {
+    must(&joined_reply("created_by_one_of_two", false));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A Keyward whose entry was taken away registers anew; what it tried in vain leaves no entry that others would wait for.
+//! A Keyward whose entry was taken away, or restored, registers anew; what it tried in vain leaves no entry that others would wait for.
 
 use bson::{Document, doc};
 use testbed::ReplicaSet;
@@ -50,4 +50,79 @@ fn a_new_entry_that_came_to_nothing_is_taken_away() {
     assert_eq!(own.get("collections"), first.get("collections"));
     keyward.stop();
     assert_eq!(entries(&set), []);
+}
+
+/// Otherwise no Keyward would wait for it, although it writes.
+#[test]
+fn an_entry_restored_to_an_earlier_state_is_replaced() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let keyward = Keyward::of(&settings);
+    let [early] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    keyward.insert("restored_register", doc! { "_id": 1 }).unwrap();
+    keyward.until("an update", || entries(&set)[0].get("beat") != early.get("beat"));
+    let q = doc! { "_id": early.get("_id") };
+    let restore = doc! { "update": "keywards", "updates": [{ "q": q, "u": early.clone() }] };
+    set.run("keyward", restore).unwrap();
+    keyward.until("a new entry", || {
+        let all = entries(&set);
+        all.len() == 1 && all[0].get("_id") != early.get("_id")
+    });
+    let [own] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    let collections = own.get_array("collections").unwrap();
+    assert_eq!(collections, &["restored_register.users".into()]);
+    keyward.until("the permit", || {
+        keyward.insert("restored_register", doc! { "_id": 2 }).is_ok()
+    });
+}
+
+/// A reload reads all documents of a new constraint, which may take hours.
+#[test]
+fn it_writes_again_while_a_reload_is_under_way() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = |constraints: &str| {
+        format!(
+            "upstream: {}\nlease: 2s\nreload_interval: 0s\nconstraints: [{{ collection: rejoined_amid.users, key: {{ z: 1 }} }}{constraints}]\n",
+            set.uri()
+        )
+    };
+    let more = settings(", { collection: rejoined_amid.orders, key: { n: 1 } }");
+    let keyward = Keyward::of(&settings(""));
+    // The definition stays when the constraint goes.
+    for constraints in [&more, &settings("")] {
+        assert_eq!(keyward.reload(constraints)["outcome"], "applied");
+    }
+    // Another Keyward reads the documents: the reload waits for it.
+    let claim = |until: Document| {
+        let set_claim = doc! { "$set": { "claim": { "by": bson::oid::ObjectId::new(), "until": until } } };
+        let updates = vec![doc! { "q": { "_id.collection": "orders" }, "u": [set_claim] }];
+        set.run(
+            "rejoined_amid",
+            doc! { "update": "keyward.constraints", "updates": updates },
+        )
+        .unwrap();
+    };
+    let in_seconds = |seconds: i64| doc! { "$add": ["$$NOW", seconds * 1_000] };
+    claim(in_seconds(50));
+    keyward.rewrite(&more);
+    let reloads = keyward.count_reloads();
+    keyward.send(nix::sys::signal::Signal::SIGHUP);
+    let is_reading = || entries(&set)[0].get_array("constraints").unwrap().len() == 2;
+    keyward.until("the reload", is_reading);
+    let [before] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    let delete = doc! { "delete": "keywards", "deletes": [{ "q": { "_id": before.get("_id") }, "limit": 1 }] };
+    set.run("keyward", delete).unwrap();
+    keyward.until("a new entry", || {
+        entries(&set).iter().any(|entry| entry.get("_id") != before.get("_id"))
+    });
+    keyward.until("a write", || {
+        keyward.insert("rejoined_amid", doc! { "_id": 1, "z": 1 }).is_ok()
+    });
+    assert!(
+        keyward.get("/reload").contains("under way"),
+        "{}",
+        keyward.get("/reload")
+    );
+    claim(in_seconds(0));
+    assert_eq!(keyward.reloaded_after(reloads)["outcome"], "applied");
 }

@@ -117,6 +117,40 @@ fn who_begins_to_write_without_a_constraint_takes_enforced_back() {
 }
 
 #[test]
+fn a_violated_constraint_keeps_no_other_from_being_enforced() {
+    let database = "rolled_violated";
+    drop_database(database);
+    let lacking = Keyward::of(&settings("[]"));
+    for id in [1, 2] {
+        let order = doc! { "insert": "orders", "documents": [{ "_id": id, "n": 1 }] };
+        lacking.run(database, order).unwrap();
+    }
+    lacking.insert(database, user(1, "x")).unwrap();
+    let both = format!(
+        "[{{ collection: {database}.orders, key: {{ n: 1 }} }}, {{ collection: {database}.users, key: {{ z: 1 }} }}]"
+    );
+    let keyward = Keyward::of_in(&settings(&both), &HASTE);
+    let waits = |collection: &str| {
+        let label = format!("{database}.{collection}.");
+        let shown = readyz(&keyward);
+        shown
+            .lines()
+            .any(|line| line.starts_with(&label) && line.contains("waits for Keyward"))
+    };
+    assert!(waits("orders") && waits("users"), "{}", readyz(&keyward));
+    lacking.stop();
+    keyward.until("enforced", || is_enforced(&keyward, database));
+    keyward.until("the violation", || {
+        readyz(&keyward).contains("1 documents of rolled_violated.orders violate")
+    });
+    assert!(!waits("orders") && !waits("users"), "{}", readyz(&keyward));
+    assert_eq!(keyward.insert(database, user(2, "x")), Err(11000));
+    let delete = doc! { "delete": "orders", "deletes": [{ "q": { "_id": 2 }, "limit": 1 }] };
+    keyward.run(database, delete).unwrap();
+    keyward.until("all enforced", || readyz(&keyward) == "ready\n");
+}
+
+#[test]
 fn a_reload_waits_for_the_others_as_a_restart_does() {
     let database = "rolled_reloaded";
     drop_database(database);

@@ -16,3 +16,4 @@ mod routed;
 mod statement_options;
 mod unique_id;
 mod within_a_partition;
+mod write_concern;

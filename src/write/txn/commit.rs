@@ -1,6 +1,13 @@
-//! Commits a transaction of Keyward's own, and finds out whether the commit took effect.
+//! Commits a transaction of Keyward's own, finds out whether the commit took effect, and waits for the client's write concern.
+//!
+//! A majority must have the transaction, because no step-down may undo its effect on the keys alone. If the client asks for more
+//! members, or for named ones, Keyward sends the commit once more with the client's own concern. The server has committed the
+//! transaction by then, and only waits.
+
+use bson::spec::ElementType;
 
 use super::{ErrorReply, Failure, Transaction};
+use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::TRANSACTION_TOO_OLD;
@@ -35,7 +42,8 @@ impl Transaction {
     }
 
     /// Commits with majority. As long as the outcome is unknown, repeats the commit a few times. If the outcome stays unknown,
-    /// the session is left to that transaction.
+    /// the session is left to that transaction. The reply has a `writeConcernError` if the client's concern asks for more, and
+    /// too few members have the transaction.
     ///
     /// # Errors
     /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
@@ -50,11 +58,39 @@ impl Transaction {
             let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
             return Err(Failure::ErrorReply(ErrorReply { body }));
         }
-        let committed = self.commit_repeatedly(upstream).await;
+        let committed = match self.commit_repeatedly(upstream).await {
+            Ok(reply) => self.wait_for_clients_concern(reply, upstream).await,
+            failed => failed,
+        };
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
             upstream.take_open_transaction();
         }
         committed
+    }
+
+    /// Waits until as many members have the committed transaction as the client asks for; `committed` is the reply to the commit
+    /// with majority. If the server refuses to wait, the reply has its error as a `writeConcernError`.
+    async fn wait_for_clients_concern(
+        &mut self,
+        committed: Vec<u8>,
+        upstream: &mut Connection,
+    ) -> Result<Vec<u8>, Failure> {
+        let Some(concern) = self.concern_beyond_majority.take() else {
+            return Ok(committed);
+        };
+        let mut command = Builder::new();
+        command
+            .int32("commitTransaction", 1)
+            .document("writeConcern", Doc::new(&concern)?);
+        let refused = match self.run(upstream, "admin", command, None).await {
+            Err(Failure::ErrorReply(refused)) => refused,
+            waited => return waited,
+        };
+        let mut reply = Builder::from_document(&committed);
+        reply.open(ElementType::EmbeddedDocument, b"writeConcernError");
+        append_fields(&mut reply, Doc::new(&refused.body)?, &["code", "codeName", "errmsg"])?;
+        reply.close();
+        Ok(reply.finish())
     }
 
     async fn commit_repeatedly(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {

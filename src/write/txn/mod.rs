@@ -13,7 +13,7 @@ use bson::spec::{BinarySubtype, ElementType};
 
 use super::forward::ForwardError;
 use crate::catalog::Protected;
-use crate::command::running::{API, append_fields, session_of};
+use crate::command::running::{API, append_fields, asks_beyond_majority, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
@@ -36,6 +36,8 @@ pub struct Transaction {
     /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
     /// If a command gets `Interrupted`, the server may have meant a transaction that the first try left.
     is_retryable: bool,
+    /// The client's write concern, if a majority may be too little for it.
+    concern_beyond_majority: Option<Vec<u8>>,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
@@ -162,6 +164,7 @@ impl Transaction {
             time: Some(time),
             session: Some(session),
             is_retryable: of_client.is_some(),
+            concern_beyond_majority: concern_beyond_majority(body)?,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -220,6 +223,7 @@ impl Transaction {
             time: Some(gossip::latest(protected, body, upstream)?),
             session: None,
             is_retryable: false,
+            concern_beyond_majority: None,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -349,6 +353,15 @@ pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
         .open(ElementType::EmbeddedDocument, b"readConcern")
         .string("level", level)
         .close();
+}
+
+/// The client's write concern, if a majority may be too little for it.
+fn concern_beyond_majority(body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+    let concern = match asks_beyond_majority(body)? {
+        true => body.nested("writeConcern")?,
+        false => None,
+    };
+    Ok(concern.map(|concern| concern.bytes().to_vec()))
 }
 
 /// The client's session, if its command is retryable.

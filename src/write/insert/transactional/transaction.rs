@@ -26,7 +26,7 @@ use crate::write::context::TIME_MAX;
 use crate::write::forward::{ForwardError, milliseconds};
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
-use crate::write::retry::results::with_times_of;
+use crate::write::retry::results::as_committed;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
@@ -62,7 +62,7 @@ pub(super) struct Load<'s> {
 
 /// The outcome of one transaction.
 pub(super) enum TransactionOutcome {
-    /// The server's reply to the insert, with the times of the commit's reply.
+    /// The server's reply to the insert, with those parts of the commit's reply that a client sees.
     Committed(Vec<u8>),
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
@@ -222,7 +222,7 @@ impl Transactional {
         }
         transaction.note_all_reservations();
         let committed = transaction.commit_until_known(op.upstream).await?;
-        Ok(TransactionOutcome::Committed(with_times_of(&reply, &committed)?))
+        Ok(TransactionOutcome::Committed(as_committed(&reply, &committed)?))
     }
 
     /// The commands of one transaction before its commit, in portions that are sent without waiting: those in the transaction, and

@@ -1,13 +1,14 @@
 //! Commits a transaction of Keyward's own, finds out whether the commit took effect, and waits for the client's write concern.
 //!
-//! A majority must have the transaction, because no step-down may undo its effect on the keys alone. If the client asks for more
-//! members, or for named ones, Keyward sends the commit once more with the client's own concern. The server has committed the
-//! transaction by then, and only waits.
+//! A majority must have the transaction, so that no step-down undoes it. If the client asks for more members, or for named ones,
+//! Keyward sends the commit once more with the client's own concern. The server has committed the transaction by then, and only
+//! waits.
 
 use bson::spec::ElementType;
+use tokio::time::Instant;
 
 use super::{ErrorReply, Failure, Transaction};
-use crate::command::running::append_fields;
+use crate::command::running::{append_fields, asks_beyond_majority};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::TRANSACTION_TOO_OLD;
@@ -28,7 +29,7 @@ impl Transaction {
         self.is_committing = true;
         let mut command = Builder::new();
         command.int32("commitTransaction", 1);
-        Acknowledged::ByMajority.append_concern(&mut command);
+        Acknowledged::ByMajority.append_concern_of(Doc::new(&self.concern)?, &mut command)?;
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
@@ -36,14 +37,16 @@ impl Transaction {
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
+            // The server has committed the transaction.
+            Some(error) if reply::is_acknowledged_late(error)? => Ok(reply),
             Some(error) => Err(Failure::InDoubt(ErrorReply::of_part(error)?)),
             None => Ok(reply),
         }
     }
 
     /// Commits with majority. As long as the outcome is unknown, repeats the commit a few times. If the outcome stays unknown,
-    /// the session is left to that transaction. The reply has a `writeConcernError` if the client's concern asks for more, and
-    /// too few members have the transaction.
+    /// the session is left to that transaction. If the transaction is committed and too few members have it, the reply has a
+    /// `writeConcernError`: at the deadline, after the client's `wtimeout`, or for a stronger concern.
     ///
     /// # Errors
     /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
@@ -53,9 +56,13 @@ impl Transaction {
             "a transaction commits a write whose reservations it has neither written nor checked: a duplicate could take effect"
         );
         // The commands of the transaction may have waited long.
-        if !upstream.is_permitted_to_write() {
+        let refusal = match upstream.is_permitted_to_write() {
+            true => self.is_late().then_some(WriteRefusal::TimeLimit),
+            false => Some(WriteRefusal::outlasted(self.is_retryable)),
+        };
+        if let Some(refusal) = refusal {
             self.abort(upstream).await?;
-            let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
+            let body = refusal.body(&Times::default());
             return Err(Failure::ErrorReply(ErrorReply { body }));
         }
         let committed = match self.commit_repeatedly(upstream).await {
@@ -75,13 +82,12 @@ impl Transaction {
         committed: Vec<u8>,
         upstream: &mut Connection,
     ) -> Result<Vec<u8>, Failure> {
-        let Some(concern) = self.concern_beyond_majority.take() else {
+        let concern = Doc::new(&self.concern)?;
+        if !asks_beyond_majority(concern)? || reply::write_concern_error(Doc::new(&committed)?)?.is_some() {
             return Ok(committed);
-        };
+        }
         let mut command = Builder::new();
-        command
-            .int32("commitTransaction", 1)
-            .document("writeConcern", Doc::new(&concern)?);
+        command.int32("commitTransaction", 1).elements(concern)?;
         let refused = match self.run(upstream, "admin", command, None).await {
             Err(Failure::ErrorReply(refused)) => refused,
             waited => return waited,
@@ -93,12 +99,19 @@ impl Transaction {
         Ok(reply.finish())
     }
 
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
     async fn commit_repeatedly(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let mut back_off = BackOff::default();
         let mut last = self.commit(upstream).await;
         for _ in 1..COMMITS_MAX {
             if !matches!(last, Err(Failure::InDoubt(_))) {
                 return last;
+            }
+            if self.is_late() {
+                break;
             }
             tokio::time::sleep(back_off.next()).await;
             last = match self.commit(upstream).await {

@@ -10,10 +10,11 @@ pub mod gossip;
 pub mod pipeline;
 
 use bson::spec::{BinarySubtype, ElementType};
+use tokio::time::Instant;
 
-use super::forward::ForwardError;
+use super::forward::{ForwardError, milliseconds};
 use crate::catalog::Protected;
-use crate::command::running::{API, append_fields, asks_beyond_majority, session_of};
+use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
@@ -36,8 +37,10 @@ pub struct Transaction {
     /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
     /// If a command gets `Interrupted`, the server may have meant a transaction that the first try left.
     is_retryable: bool,
-    /// The client's write concern, if a majority may be too little for it.
-    concern_beyond_majority: Option<Vec<u8>>,
+    /// A document with the client's `writeConcern`, if its command has one; empty if the transaction is the client's.
+    concern: Vec<u8>,
+    /// The moment when it must be over, if the transaction is Keyward's own.
+    deadline: Option<Instant>,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
@@ -142,8 +145,13 @@ impl ErrorReply {
 
 impl Transaction {
     /// A transaction of Keyward's own on `upstream`, for the client's command `body`. It ends any earlier transaction of the
-    /// connection.
-    pub fn own(protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
+    /// connection. The server ends its commands at the `deadline`.
+    pub fn own(
+        protected: &Protected,
+        body: Doc<'_>,
+        upstream: &mut Connection,
+        deadline: Instant,
+    ) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
         let of_client = session_of_retryable(body)?;
         let (session, number) = upstream.next_transaction(of_client);
@@ -153,6 +161,8 @@ impl Transaction {
             .close();
         fields.int64("txnNumber", number).boolean("autocommit", false);
         append_fields(&mut fields, body, &API)?;
+        let mut concern = Builder::new();
+        append_fields(&mut concern, body, &["writeConcern"])?;
         let time = gossip::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
@@ -164,7 +174,8 @@ impl Transaction {
             time: Some(time),
             session: Some(session),
             is_retryable: of_client.is_some(),
-            concern_beyond_majority: concern_beyond_majority(body)?,
+            concern: concern.finish(),
+            deadline: Some(deadline),
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -223,7 +234,8 @@ impl Transaction {
             time: Some(gossip::latest(protected, body, upstream)?),
             session: None,
             is_retryable: false,
-            concern_beyond_majority: None,
+            concern: Builder::new().finish(),
+            deadline: None,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -278,6 +290,7 @@ impl Transaction {
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
         self.has_tried_to_write |= !is_read(&command);
+        self.limit(&mut command)?;
         command.elements(Doc::new(&self.fields)?)?;
         if let Some(session) = self.session {
             upstream.note_open_transaction(session);
@@ -295,6 +308,19 @@ impl Transaction {
             ..Draft::of_body(&body)
         };
         Ok(upstream.send(&draft).await?)
+    }
+
+    /// Makes the server end `command` at the deadline, if the client's own limit doesn't. An abort has no limit. Nor has a
+    /// `getMore`: the limit of its `find` counts.
+    fn limit(&self, command: &mut Builder) -> Result<(), Malformed> {
+        let Some(deadline) = self.deadline else { return Ok(()) };
+        let is_without = command.is_first("getMore") || command.is_first("abortTransaction");
+        if !is_without && !command.has("maxTimeMS")? {
+            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
+            // Zero would be no limit.
+            command.int32("maxTimeMS", left.max(1));
+        }
+        Ok(())
     }
 
     /// Returns the body of the reply to the first command that has none yet.
@@ -353,15 +379,6 @@ pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
         .open(ElementType::EmbeddedDocument, b"readConcern")
         .string("level", level)
         .close();
-}
-
-/// The client's write concern, if a majority may be too little for it.
-fn concern_beyond_majority(body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
-    let concern = match asks_beyond_majority(body)? {
-        true => body.nested("writeConcern")?,
-        false => None,
-    };
-    Ok(concern.map(|concern| concern.bytes().to_vec()))
 }
 
 /// The client's session, if its command is retryable.

@@ -23,7 +23,7 @@ use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::{ForwardError, milliseconds};
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
 use crate::write::retry::results::as_committed;
@@ -282,11 +282,7 @@ impl Transactional {
 
     /// The client's command with these documents.
     fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<PipelinedCommand<'s>, Malformed> {
-        let mut command = op.command.insert_body()?;
-        if let Some(deadline) = op.client_deadline {
-            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
-            command.int32("maxTimeMS", left.max(1));
-        }
+        let command = op.command.insert_body()?;
         let documents = load.candidates.iter().map(|candidate| &*candidate.document);
         Ok(PipelinedCommand {
             database: &op.protected.namespace.database,

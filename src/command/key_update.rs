@@ -187,7 +187,7 @@ fn can_be_created(document: Doc<'_>, path: &str) -> Result<bool, Malformed> {
 }
 
 /// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
-fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
+pub fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
     match raw.nested("fields")? {
         Some(fields) => fields.any(|field| Ok(field.name.ends_with(b".$"))),
         None => Ok(false),

@@ -12,6 +12,7 @@ mod own_reads;
 mod plain_upsert;
 mod protected_insert;
 mod refusals;
+mod refused_statement;
 mod routed;
 mod statement_options;
 mod unique_id;

@@ -114,6 +114,9 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
+            StatementResult::Refused(refusal) if refusal.is_of_one_statement(self.reply.has_results()) => {
+                self.reply.error(index, WriteError::refused(&refusal));
+            }
             StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.op.protected.times())),
         }
         Ok(false)

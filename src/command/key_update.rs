@@ -9,6 +9,7 @@ use bson::spec::ElementType;
 use super::affected_keys::{Paths, overlap, reached};
 use super::arithmetic::ComputingOperator;
 use super::filter_rewriting::{equality, is_targeted, names_shard};
+use super::running::asks_beyond_majority;
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
 use crate::constraint::fills_in;
@@ -75,7 +76,9 @@ impl<'a> KeyUpdate<'a> {
             || is_large(statement.raw)?
             || names_a_position(statement.raw)?
             || !is_targeted(query, &protected.shard_key)?
-            || !may_wait_for_majority(statement.body)?
+            // The release of old keys waits for a majority: a rolled-back write would restore them. So Keyward couldn't keep a
+            // stronger concern.
+            || asks_beyond_majority(statement.body)?
         {
             return Ok(None);
         }
@@ -184,7 +187,7 @@ fn can_be_created(document: Doc<'_>, path: &str) -> Result<bool, Malformed> {
 }
 
 /// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
-fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
+pub fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
     match raw.nested("fields")? {
         Some(fields) => fields.any(|field| Ok(field.name.ends_with(b".$"))),
         None => Ok(false),
@@ -202,16 +205,6 @@ fn is_large(raw: Doc<'_>) -> Result<bool, Malformed> {
         }
     }
     Ok(bytes > STATEMENT_BYTES_MAX)
-}
-
-/// Whether Keyward may make the write wait for a majority. The release of old keys requires that: a rolled-back write would
-/// restore them. A write with a stronger concern, or one that names nodes, keeps its concern and runs in a transaction.
-fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
-    let w = body.value_at("writeConcern.w")?;
-    Ok(w.is_none_or(|w| match w.kind {
-        ElementType::String => w.as_str() == Some("majority"),
-        _ => w.as_whole_number().is_some_and(|nodes| nodes <= 1),
-    }))
 }
 
 /// The key update of a replacement that leaves the document on its shard, and that the server stores unchanged.
@@ -452,19 +445,5 @@ mod tests {
         assert!(!targeted(doc! { "region": "a" }));
         assert!(!targeted(doc! { "_id": { "$gt": 1 } }));
         assert!(!targeted(doc! { "email": "a@x" }));
-    }
-
-    #[test]
-    fn a_write_that_asks_for_more_than_a_majority_keeps_what_it_asked_for() {
-        let may = |write_concern: Document| {
-            let body = doc! { "writeConcern": write_concern }.to_vec().unwrap();
-            may_wait_for_majority(Doc::new(&body).unwrap()).unwrap()
-        };
-        assert!(may(doc! {}));
-        assert!(may(doc! { "w": 1 }));
-        assert!(may(doc! { "w": 0 }));
-        assert!(may(doc! { "w": "majority", "wtimeout": 10 }));
-        assert!(!may(doc! { "w": 3 }));
-        assert!(!may(doc! { "w": "everywhere" }));
     }
 }

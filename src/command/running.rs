@@ -13,6 +13,15 @@ pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
     Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
 }
 
+/// Whether a majority may be too little for the client's write concern: `w` is a larger number of members, or names them.
+pub fn asks_beyond_majority(body: Doc<'_>) -> Result<bool, Malformed> {
+    let w = body.value_at("writeConcern.w")?;
+    Ok(w.is_some_and(|w| match w.kind {
+        ElementType::String => w.as_str() != Some("majority"),
+        _ => w.as_whole_number().is_none_or(|members| members > 1),
+    }))
+}
+
 /// Fields that every command of a transaction must repeat.
 pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
 
@@ -45,4 +54,25 @@ pub fn is_about_running(element: &Element<'_>) -> bool {
         b"apiDeprecationErrors",
     ];
     NAMES.contains(&element.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn only_a_larger_number_of_members_or_a_name_asks_beyond_a_majority() {
+        let asks = |write_concern: Document| {
+            let body = doc! { "writeConcern": write_concern }.to_vec().unwrap();
+            asks_beyond_majority(Doc::new(&body).unwrap()).unwrap()
+        };
+        assert!(!asks(doc! {}));
+        assert!(!asks(doc! { "w": 1 }));
+        assert!(!asks(doc! { "w": 0 }));
+        assert!(!asks(doc! { "w": "majority", "wtimeout": 10 }));
+        assert!(asks(doc! { "w": 3 }));
+        assert!(asks(doc! { "w": "everywhere" }));
+    }
 }

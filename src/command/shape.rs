@@ -35,6 +35,9 @@ enum Holds {
     Anything,
 }
 
+/// The most members of a replica set: the server refuses a larger `w`.
+const MEMBERS_MAX: i64 = 50;
+
 type Fields = &'static [(&'static str, Holds)];
 
 /// The fields that any command may carry: session, concerns and so on.
@@ -266,7 +269,10 @@ impl Holds {
             Holds::WriteConcern => match field.as_document()? {
                 Some(concern) => concern.all(|part| {
                     Ok(match part.name {
-                        b"w" => part.kind == ElementType::String || part.as_whole_number().is_some_and(|w| w >= 0),
+                        b"w" => {
+                            part.kind == ElementType::String
+                                || part.as_whole_number().is_some_and(|w| (0..=MEMBERS_MAX).contains(&w))
+                        }
                         b"j" => part.kind == ElementType::Boolean,
                         b"wtimeout" => is_number(part.kind),
                         _ => false,

@@ -2,7 +2,7 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::{Doc, Element, Malformed, length_field};
+use super::{Doc, Element, Elements, Malformed, length_field};
 
 /// A document that is being built.
 #[derive(Debug, Clone)]
@@ -72,6 +72,21 @@ impl Builder {
     pub fn is_first(&self, name: &str) -> bool {
         let first = self.bytes.get(5..).unwrap_or_default();
         first.starts_with(name.as_bytes()) && first.get(name.len()) == Some(&0)
+    }
+
+    /// Whether an element of this name was appended; no nested document may be open.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is.
+    pub fn has(&self, name: &str) -> Result<bool, Malformed> {
+        debug_assert!(self.open.is_empty(), "the last element is unfinished");
+        let elements = Elements { rest: &self.bytes[4..] };
+        for element in elements {
+            if element?.name == name.as_bytes() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Appends an element whose value is already encoded.
@@ -208,6 +223,19 @@ mod tests {
     use bson::doc;
 
     use super::*;
+
+    #[test]
+    fn only_its_own_elements_count_while_it_is_built() {
+        let mut builder = Builder::new();
+        assert_eq!(builder.has("a"), Ok(false));
+        builder
+            .int32("a", 1)
+            .document("b", Doc::new(&doc! { "c": 1 }.to_vec().unwrap()).unwrap());
+        assert_eq!(
+            ["a", "b", "c"].map(|name| builder.has(name)),
+            [Ok(true), Ok(true), Ok(false)]
+        );
+    }
 
     #[test]
     fn builds_nested_documents() {

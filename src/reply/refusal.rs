@@ -125,7 +125,17 @@ impl WriteRefusal {
         }
     }
 
-    fn code(&self) -> i32 {
+    /// Whether Keyward reports it as an error of one statement. Otherwise it fails the whole command, and the results of the other
+    /// statements are missing. That is safe only if there are no such results, or if the driver resends the command.
+    pub fn is_of_one_statement(&self, has_results: bool) -> bool {
+        match self {
+            WriteRefusal::TooMany { .. } | WriteRefusal::TooLarge { .. } => true,
+            WriteRefusal::Unsure { retryable, .. } => has_results && !retryable,
+            _ => false,
+        }
+    }
+
+    pub(super) fn code(&self) -> i32 {
         match self {
             WriteRefusal::Malformed(_) => code::INVALID_BSON,
             WriteRefusal::MissingField(_) => code::MISSING_FIELD,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use bson::spec::ElementType;
 
-use super::Times;
+use super::{Times, WriteRefusal};
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{code, reply as server};
@@ -38,6 +38,17 @@ impl WriteError {
         fields
             .int32("code", error.code().unwrap_or(code::INVALID_BSON))
             .string("errmsg", &error.errmsg());
+        WriteError {
+            fields: fields.finish(),
+        }
+    }
+
+    /// A statement that Keyward refuses.
+    pub fn refused(refusal: &WriteRefusal) -> WriteError {
+        let mut fields = Builder::new();
+        fields
+            .int32("code", refusal.code())
+            .string("errmsg", refusal.to_string().as_bytes());
         WriteError {
             fields: fields.finish(),
         }
@@ -107,6 +118,11 @@ impl WriteReply {
     /// Whether anything failed.
     pub fn has_errors(&self) -> bool {
         !self.errors.is_empty()
+    }
+
+    /// Whether a statement took effect or failed.
+    pub fn has_results(&self) -> bool {
+        self.n > 0 || self.has_errors()
     }
 
     /// Advances the reply's times by those of Keyward's own reads.

@@ -49,6 +49,7 @@ codes! {
     DOTTED_FIELD_NAME = 57 "DottedFieldName";
     COMMAND_NOT_FOUND = 59 "CommandNotFound";
     SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound";
+    WRITE_CONCERN_FAILED = 64 "WriteConcernFailed";
     IMMUTABLE_FIELD = 66 "ImmutableField";
     CANNOT_CREATE_INDEX = 67 "CannotCreateIndex";
     SHARD_NOT_FOUND = 70 "ShardNotFound";

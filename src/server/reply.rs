@@ -4,6 +4,7 @@ use bson::spec::ElementType;
 pub use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::code;
 
 /// An entry of `writeErrors`: the error of one statement of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +112,15 @@ pub fn write_concern_error(reply: Doc<'_>) -> Result<Option<Doc<'_>>, Malformed>
     reply.nested("writeConcernError")
 }
 
+/// Whether a write concern's error says only that too few servers have the write so far: the time for it is over.
+pub fn is_acknowledged_late(error: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(match code(error)? {
+        Some(code::MAX_TIME_MS_EXPIRED) => true,
+        Some(code::WRITE_CONCERN_FAILED) => error.value_at("errInfo.wtimeout")?.is_some_and(|late| late.is_truthy()),
+        _ => false,
+    })
+}
+
 /// Whether the server answered from its memory: a first try had carried out the statement, or some of the batch.
 pub fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.get("retriedStmtIds")?.is_some() || reply.get("retriedStmtId")?.is_some())
@@ -147,7 +157,7 @@ pub fn without_labels(error: &[u8]) -> Builder {
 pub fn append_code(reply: &mut Builder, code: i32) {
     reply
         .int32("code", code)
-        .string("codeName", super::code::name(code).as_bytes());
+        .string("codeName", code::name(code).as_bytes());
 }
 
 /// Adds this label to the error in `reply`.

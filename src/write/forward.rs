@@ -126,6 +126,23 @@ impl Acknowledged {
         command.close();
     }
 
+    /// Appends the write concern of the client's `command`, with this `w`.
+    pub fn append_concern_of(self, command: Doc<'_>, with: &mut Builder) -> Result<(), Malformed> {
+        with.open(ElementType::EmbeddedDocument, b"writeConcern");
+        self.append_w(with);
+        let of_client = command.nested("writeConcern")?.unwrap_or(Doc::empty());
+        // The client's `wtimeout` applies only to the `w` that the client asked for.
+        let is_raised = of_client.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
+        for element in of_client.elements() {
+            let element = element?;
+            if element.name != b"w" && !(is_raised && element.name == b"wtimeout") {
+                with.element(&element);
+            }
+        }
+        with.close();
+        Ok(())
+    }
+
     /// Appends the `w` of a write concern.
     fn append_w(self, concern: &mut Builder) {
         match self {
@@ -251,18 +268,7 @@ fn with_write_concern(
     with.elements_where(command, |element| {
         !matches!(element.name, b"writeConcern" | b"$clusterTime") && (element.name != b"maxTimeMS" || time.is_none())
     })?;
-    with.open(ElementType::EmbeddedDocument, b"writeConcern");
-    acknowledged.append_w(&mut with);
-    let of_client = command.nested("writeConcern")?.unwrap_or(Doc::empty());
-    // The client's `wtimeout` applies only to the `w` that the client asked for.
-    let is_raised = of_client.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
-    for element in of_client.elements() {
-        let element = element?;
-        if element.name != b"w" && !(is_raised && element.name == b"wtimeout") {
-            with.element(&element);
-        }
-    }
-    with.close();
+    acknowledged.append_concern_of(command, &mut with)?;
     if let Some(time) = time {
         with.int32("maxTimeMS", milliseconds(time));
     }

@@ -54,9 +54,10 @@ impl<'a> WriteOp<'a> {
         self.command.retry.is_some()
     }
 
-    /// A transaction of Keyward's own, under the client's user.
+    /// A transaction of Keyward's own, under the client's user. It ends within the client's own limit, or within [`TIME_MAX`].
     pub fn own_transaction(&mut self) -> Result<Transaction, Malformed> {
-        Transaction::own(self.protected, self.command.body, self.upstream)
+        let deadline = self.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX);
+        Transaction::own(self.protected, self.command.body, self.upstream, deadline)
     }
 
     /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.

@@ -50,6 +50,8 @@ fn commands() -> Vec<Document> {
             doc! { "query": { "name": "bob" }, "update": set("new"), "upsert": true, "new": true, "fields": { "email": 1, "_id": 0 } },
         ),
         modify(doc! { "query": { "tags": 3 }, "sort": { "_id": -1 }, "fields": { "tags.$": 1 }, "update": set("z") }),
+        modify(doc! { "query": { "tags": 3 }, "sort": { "_id": -1 }, "fields": { "tags.$": 1 }, "remove": true }),
+        modify(doc! { "query": { "_id": 2, "tags": 3 }, "fields": { "tags.$": 1 }, "remove": true }),
         modify(doc! { "query": {}, "sort": { "n": 1 }, "hint": { "n": 1 }, "update": set("z") }),
         modify(doc! { "query": {}, "hint": "no such index", "update": set("z") }),
         with_let(modify(

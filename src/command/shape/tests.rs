@@ -105,6 +105,8 @@ fn what_no_driver_sends_is_seen() {
     assert!(insert(doc! {}));
     assert!(!insert(doc! { "let": {} }));
     assert!(!insert(doc! { "writeConcern": "x" }));
+    assert!(insert(doc! { "writeConcern": { "w": 50 } }));
+    assert!(!insert(doc! { "writeConcern": { "w": 51 } }));
     assert!(!insert(doc! { "txnNumber": 1_i64 }));
     assert!(!insert(doc! { "readConcern": {} }));
     assert!(!has_driver_shape(None, &doc! { "insert": "c", "documents": [1] }, None));

@@ -339,7 +339,10 @@ impl<'a> Insert<'a> {
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
                     let refusal = self.op.unsure(candidate.keys[key].constraint);
-                    self.refuse(&refusal);
+                    match refusal.is_of_one_statement(self.reply.has_results()) {
+                        true => self.error(candidate.position, WriteError::refused(&refusal)),
+                        false => self.refuse(&refusal),
+                    }
                 }
                 _ => {}
             }

@@ -16,7 +16,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
 use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
-use crate::server::reply::write_errors;
+use crate::server::reply::{write_concern_error, write_errors};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -170,7 +170,12 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
     match done.is_empty() {
         true => transaction.abort(op.upstream).await?,
         // The server waits here until a majority has the records that were read.
-        false => drop(transaction.commit_until_known(op.upstream).await?),
+        false => {
+            let committed = transaction.commit_until_known(op.upstream).await?;
+            if let Some(error) = write_concern_error(Doc::new(&committed)?)? {
+                return Err(Failure::InDoubt(ErrorReply::of_part(error)?));
+            }
+        }
     }
     Ok(done)
 }

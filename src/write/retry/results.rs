@@ -206,11 +206,12 @@ fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     Ok(without.finish())
 }
 
-/// A statement's reply with the times of the commit's reply: the statement took effect then.
-pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
+/// A statement's reply with the parts of the commit's reply that a client sees: its times, because the statement took effect
+/// then, and its `writeConcernError`.
+pub fn as_committed(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::from_document(&of_the_statement(reply)?);
     with.elements_where(Doc::new(commit)?, |element| {
-        matches!(element.name, b"$clusterTime" | b"operationTime")
+        matches!(element.name, b"$clusterTime" | b"operationTime" | b"writeConcernError")
     })?;
     Ok(with.finish())
 }

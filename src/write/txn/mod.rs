@@ -5,13 +5,14 @@
 //! fields that may stand only beside it.
 
 pub mod client_transactions;
+mod commit;
 pub mod gossip;
 pub mod pipeline;
 
 use bson::spec::{BinarySubtype, ElementType};
+use tokio::time::Instant;
 
-use super::back_off::BackOff;
-use super::forward::{Acknowledged, ForwardError};
+use super::forward::{ForwardError, milliseconds};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
@@ -21,9 +22,6 @@ use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::reply::{self, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
-
-/// How often a commit of unknown outcome is sent: each repetition asks the server for the outcome.
-const COMMITS_MAX: usize = 5;
 
 /// An open transaction.
 #[derive(Debug)]
@@ -39,6 +37,10 @@ pub struct Transaction {
     /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
     /// If a command gets `Interrupted`, the server may have meant a transaction that the first try left.
     is_retryable: bool,
+    /// A document with the client's `writeConcern`, if its command has one; empty if the transaction is the client's.
+    concern: Vec<u8>,
+    /// The moment when it must be over, if the transaction is Keyward's own.
+    deadline: Option<Instant>,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
@@ -143,8 +145,13 @@ impl ErrorReply {
 
 impl Transaction {
     /// A transaction of Keyward's own on `upstream`, for the client's command `body`. It ends any earlier transaction of the
-    /// connection.
-    pub fn own(protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
+    /// connection. The server ends its commands at the `deadline`.
+    pub fn own(
+        protected: &Protected,
+        body: Doc<'_>,
+        upstream: &mut Connection,
+        deadline: Instant,
+    ) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
         let of_client = session_of_retryable(body)?;
         let (session, number) = upstream.next_transaction(of_client);
@@ -154,6 +161,8 @@ impl Transaction {
             .close();
         fields.int64("txnNumber", number).boolean("autocommit", false);
         append_fields(&mut fields, body, &API)?;
+        let mut concern = Builder::new();
+        append_fields(&mut concern, body, &["writeConcern"])?;
         let time = gossip::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
@@ -165,6 +174,8 @@ impl Transaction {
             time: Some(time),
             session: Some(session),
             is_retryable: of_client.is_some(),
+            concern: concern.finish(),
+            deadline: Some(deadline),
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -223,6 +234,8 @@ impl Transaction {
             time: Some(gossip::latest(protected, body, upstream)?),
             session: None,
             is_retryable: false,
+            concern: Builder::new().finish(),
+            deadline: None,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -277,6 +290,7 @@ impl Transaction {
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
         self.has_tried_to_write |= !is_read(&command);
+        self.limit(&mut command)?;
         command.elements(Doc::new(&self.fields)?)?;
         if let Some(session) = self.session {
             upstream.note_open_transaction(session);
@@ -294,6 +308,19 @@ impl Transaction {
             ..Draft::of_body(&body)
         };
         Ok(upstream.send(&draft).await?)
+    }
+
+    /// Makes the server end `command` at the deadline, if the client's own limit doesn't. An abort has no limit. Nor has a
+    /// `getMore`: the limit of its `find` counts.
+    fn limit(&self, command: &mut Builder) -> Result<(), Malformed> {
+        let Some(deadline) = self.deadline else { return Ok(()) };
+        let is_without = command.is_first("getMore") || command.is_first("abortTransaction");
+        if !is_without && !command.has("maxTimeMS")? {
+            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
+            // Zero would be no limit.
+            command.int32("maxTimeMS", left.max(1));
+        }
+        Ok(())
     }
 
     /// Returns the body of the reply to the first command that has none yet.
@@ -318,72 +345,6 @@ impl Transaction {
                 }))
             }
         }
-    }
-
-    /// Commits with majority; returns the reply's body.
-    ///
-    /// # Errors
-    /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
-    async fn commit(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        self.is_committing = true;
-        let mut command = Builder::new();
-        command.int32("commitTransaction", 1);
-        Acknowledged::ByMajority.append_concern(&mut command);
-        let reply = match self.run(upstream, "admin", command, None).await {
-            // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
-            // their own, which no server sends.
-            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
-            reply => reply?,
-        };
-        match reply::write_concern_error(Doc::new(&reply)?)? {
-            Some(error) => Err(Failure::InDoubt(ErrorReply::of_part(error)?)),
-            None => Ok(reply),
-        }
-    }
-
-    /// Commits with majority. As long as the outcome is unknown, repeats the commit a few times. If the outcome stays unknown,
-    /// the session is left to that transaction.
-    ///
-    /// # Errors
-    /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
-    pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        assert!(
-            self.has_all_reservations || !self.has_tried_to_write,
-            "a transaction commits a write whose reservations it has neither written nor checked: a duplicate could take effect"
-        );
-        // The commands of the transaction may have waited long.
-        if !upstream.is_permitted_to_write() {
-            self.abort(upstream).await?;
-            let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
-            return Err(Failure::ErrorReply(ErrorReply { body }));
-        }
-        let committed = self.commit_repeatedly(upstream).await;
-        if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
-            upstream.take_open_transaction();
-        }
-        committed
-    }
-
-    async fn commit_repeatedly(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        let mut back_off = BackOff::default();
-        let mut last = self.commit(upstream).await;
-        for _ in 1..COMMITS_MAX {
-            if !matches!(last, Err(Failure::InDoubt(_))) {
-                return last;
-            }
-            tokio::time::sleep(back_off.next()).await;
-            last = match self.commit(upstream).await {
-                // Another transaction of the session has begun meanwhile, so the server no longer knows the outcome.
-                Err(Failure::ErrorReply(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
-                    return Err(Failure::InDoubt(refused));
-                }
-                last => last,
-            };
-        }
-        if matches!(last, Err(Failure::InDoubt(_))) {
-            upstream.leave_session();
-        }
-        last
     }
 
     /// Aborts the transaction unless the server has done so. Never aborts after a commit: if the commit is about to take effect

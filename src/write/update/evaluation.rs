@@ -17,6 +17,7 @@ use super::routed::AtOwner;
 use crate::catalog::Protected;
 use crate::claims::unregistered_token;
 use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
+use crate::command::key_update::names_a_position;
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -133,7 +134,8 @@ impl<'a> Statement<'a> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection_with_others(self.is_collated(protected)?)?;
         let mut documents = Vec::new();
-        let (most, keep) = (documents_max + 1, self.deletes_one()?.then_some(&mut documents));
+        let is_compared = self.compares_document()?;
+        let (most, keep) = (documents_max + 1, is_compared.then_some(&mut documents));
         let selected = self
             .read_selected(op, &selection, (most, places), keep, transaction)
             .await;
@@ -169,6 +171,7 @@ impl<'a> Statement<'a> {
             && !self.is_collated(protected)?
             && (self.is_single || !names_ids)
             && self.leaves_in_place(protected, &selected)?
+            && is_compared == self.deletes_one()?
             && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX);
         let before = match stay_in_place {
             true => selected,
@@ -338,6 +341,12 @@ impl<'a> Statement<'a> {
                 .filter(|refused| !refused.is_transient())
                 .map(|refused| StatementResult::ErrorReply(refused.body)),
         })
+    }
+
+    /// Whether Keyward pins the statement to the values of the one document that it deletes. That takes an expression, which the
+    /// server refuses beside a positional projection.
+    fn compares_document(self) -> Result<bool, Malformed> {
+        Ok(self.deletes_one()? && !names_a_position(self.raw)?)
     }
 
     fn deletes_one(self) -> Result<bool, Malformed> {

@@ -144,7 +144,8 @@ impl StatementRun<'_, '_> {
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {
             // The result counts after a majority has it, and the server waits for that at the commit.
-            self.commit(transaction).await?;
+            let committed = self.commit(transaction).await?;
+            let reply = results::as_committed(&reply, &committed)?;
             return Ok(Evaluation::Ran(StatementResult::Reply(reply)));
         }
         let (reply, is_part) = match self.statement.evaluate(self.op, transaction, self.places).await? {
@@ -159,7 +160,7 @@ impl StatementRun<'_, '_> {
             return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
-        let reply = results::with_times_of(&reply, &committed)?;
+        let reply = results::as_committed(&reply, &committed)?;
         Ok(Evaluation::Ran(if is_part {
             StatementResult::Partial(reply)
         } else {

@@ -8,13 +8,22 @@ use std::ops::Range;
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
 use super::way::carry_out_statement;
+use crate::command::batch::BATCH_MAX;
 use crate::command::statement::StatementKind;
+use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteReply};
 use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::txn::Transaction;
+
+/// The most statements, and bytes of them, that one command forwards. A message has 48 MB. Beside them it must hold a body of
+/// 16 MB, and the statements' numbers: up to 1.2 MB, which the client's message lacks.
+const FORWARDED: Fitting = Fitting {
+    items: BATCH_MAX,
+    bytes: 24 << 20,
+};
 
 /// An `update` or `delete` in progress.
 struct Modify<'r, 'a> {
@@ -59,6 +68,8 @@ impl<'a> Modify<'_, 'a> {
         let mut next = 0;
         while next < plans.len() && !self.is_over() {
             let forwarded = plans[next..].iter().take_while(is_forwarded).count();
+            let statements = &self.op.command.documents[next..next + forwarded];
+            let forwarded = FORWARDED.count(statements, |statement| statement.bytes().len());
             if forwarded > 0 {
                 self.forward(next..next + forwarded).await?;
                 next += forwarded;
@@ -114,6 +125,9 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
+            StatementResult::Refused(refusal) if refusal.is_of_one_statement(self.reply.has_results()) => {
+                self.reply.error(index, WriteError::refused(&refusal));
+            }
             StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.op.protected.times())),
         }
         Ok(false)

@@ -62,6 +62,8 @@ impl Transactional {
     fn terms(op: &WriteOp<'_>, reservations: ReservationMode) -> Result<GroupTerms, Malformed> {
         let mut terms = op.command.insert_body()?;
         append_fields(&mut terms, op.command.body, &API)?;
+        // The leader's transaction waits for its own client's write concern.
+        append_fields(&mut terms, op.command.body, &["writeConcern"])?;
         terms.boolean("checked", reservations == ReservationMode::Checked);
         // The leader's retry ends a transaction that its first try has left open.
         terms.boolean("retryable", op.is_retryable());

@@ -23,10 +23,10 @@ use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::{ForwardError, milliseconds};
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
-use crate::write::retry::results::with_times_of;
+use crate::write::retry::results::as_committed;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
@@ -62,7 +62,7 @@ pub(super) struct Load<'s> {
 
 /// The outcome of one transaction.
 pub(super) enum TransactionOutcome {
-    /// The server's reply to the insert, with the times of the commit's reply.
+    /// The server's reply to the insert, with those parts of the commit's reply that a client sees.
     Committed(Vec<u8>),
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
@@ -222,7 +222,7 @@ impl Transactional {
         }
         transaction.note_all_reservations();
         let committed = transaction.commit_until_known(op.upstream).await?;
-        Ok(TransactionOutcome::Committed(with_times_of(&reply, &committed)?))
+        Ok(TransactionOutcome::Committed(as_committed(&reply, &committed)?))
     }
 
     /// The commands of one transaction before its commit, in portions that are sent without waiting: those in the transaction, and
@@ -282,11 +282,7 @@ impl Transactional {
 
     /// The client's command with these documents.
     fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<PipelinedCommand<'s>, Malformed> {
-        let mut command = op.command.insert_body()?;
-        if let Some(deadline) = op.client_deadline {
-            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
-            command.int32("maxTimeMS", left.max(1));
-        }
+        let command = op.command.insert_body()?;
         let documents = load.candidates.iter().map(|candidate| &*candidate.document);
         Ok(PipelinedCommand {
             database: &op.protected.namespace.database,

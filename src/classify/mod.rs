@@ -58,6 +58,8 @@ pub enum Verdict<'a> {
     List(Listing),
     /// A command about indexes, which Keyward serves.
     Index(IndexCommand<'a>),
+    /// An `aggregate` that ends with `$merge` into this protected collection: Keyward carries it out as writes.
+    Merge(Target<'a>),
     /// The client gets this error.
     Refuse(CommandRefusal),
 }

@@ -92,7 +92,7 @@ impl<'m> Judged<'m> {
         match self.verdict {
             Ok(Verdict::Forward | Verdict::Hello) => true,
             Ok(Verdict::Write(_)) => self.key_change == KeyChange::None,
-            Ok(Verdict::List(_) | Verdict::Index(_) | Verdict::Refuse(_)) | Err(_) => false,
+            Ok(Verdict::List(_) | Verdict::Index(_) | Verdict::Merge(_) | Verdict::Refuse(_)) | Err(_) => false,
         }
     }
 

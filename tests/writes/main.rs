@@ -8,6 +8,7 @@ mod bulk_write;
 mod commands_sent;
 mod drop;
 mod every_write;
+mod merged;
 mod own_reads;
 mod plain_upsert;
 mod protected_insert;

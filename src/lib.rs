@@ -31,6 +31,7 @@ pub mod reservation;
 pub mod command;
 
 pub mod claims;
+pub mod merge;
 pub mod proxy_collection;
 pub mod reply;
 pub mod route;

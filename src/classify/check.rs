@@ -15,6 +15,7 @@ use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::hiding::Listing;
 use crate::indexes::{IndexCommand, asks_for_unique, asks_to_convert};
+use crate::merge::MergeCommand;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
@@ -291,15 +292,24 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
             }
         })?;
     }
-    for out in &outputs {
-        let verdict = output(command, out.name, out, protection)?;
-        if verdict != Verdict::Forward {
-            return Ok(verdict);
+    let body = command.message.body;
+    if !outputs.is_empty() && is_explained(body)? {
+        return Ok(Verdict::Forward);
+    }
+    let writes_later = has_empty_first_batch(body)?;
+    match merge_target(&outputs, command, protection)? {
+        Some(target) if !writes_later => return Ok(Verdict::Merge(target)),
+        Some(_) => {}
+        None => {
+            for out in &outputs {
+                let verdict = output(command, out.name, out, protection)?;
+                if verdict != Verdict::Forward {
+                    return Ok(verdict);
+                }
+            }
         }
     }
-    if let Some(out) = outputs.first()
-        && has_empty_first_batch(command.message.body)?
-    {
+    if let Some(out) = outputs.first().filter(|_| writes_later) {
         let stage = String::from_utf8_lossy(out.name).into_owned();
         return Ok(Verdict::Refuse(CommandRefusal::WritesLater { stage }));
     }
@@ -326,11 +336,26 @@ fn first_stage_without_collection<'a>(command: &CommandHead<'a>) -> Result<Optio
     first.map_or(Ok(None), |first| first.as_document_or_array())
 }
 
+/// The target, if the only one of `outputs` is a `$merge` that Keyward can carry out itself, into a protected collection.
+fn merge_target<'a>(
+    outputs: &[Element<'a>],
+    command: &CommandHead<'a>,
+    protection: &impl Protection,
+) -> Result<Option<Target<'a>>, Malformed> {
+    let [_] = outputs else { return Ok(None) };
+    let merge = MergeCommand::read(command.message.body, command.database)?;
+    let target = merge.map(|merge| merge.target);
+    Ok(target.filter(|target| target.kind(protection) == Some(TargetKind::Protected)))
+}
+
+/// Whether the server only explains the `aggregate` `body`. It refuses a value that isn't a boolean.
+fn is_explained(body: Doc<'_>) -> Result<bool, Malformed> {
+    let explain = body.get("explain")?;
+    Ok(explain.is_some_and(|explain| explain.kind == ElementType::Boolean && explain.is_truthy()))
+}
+
 /// Whether the server runs the pipeline of the `aggregate` `body` only at the first `getMore`. It drops the fraction of a number.
 fn has_empty_first_batch(body: Doc<'_>) -> Result<bool, Malformed> {
-    if body.is_set("explain")? {
-        return Ok(false);
-    }
     let size = body
         .nested("cursor")?
         .map(|cursor| cursor.get("batchSize"))

@@ -59,6 +59,8 @@ pub enum Verdict<'a> {
     Index(IndexCommand<'a>),
     /// A command that lists or ends operations: the builds of clients' constraints are among them.
     Operation(OperationCommand),
+    /// An `aggregate` that ends with `$merge` into this protected collection: Keyward carries it out as writes.
+    Merge(Target<'a>),
     /// The client gets this error.
     Refuse(CommandRefusal),
 }

@@ -22,7 +22,7 @@ pub enum Rule<'a> {
     Write(fn(Target<'a>) -> Write<'a>),
     /// Writes to every collection that `nsInfo` lists.
     BulkWrite,
-    /// Writes to the target of a `$out` or `$merge` in `pipeline`.
+    /// Writes to the target of a `$out` or `$merge` in `pipeline`. Keyward can carry a `$merge` out itself.
     Aggregate,
     /// Writes to the target in `out`.
     MapReduce,

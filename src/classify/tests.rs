@@ -65,6 +65,7 @@ enum VerdictKind {
     List,
     Index,
     Operation,
+    Merge,
     Unprotectable,
     KeywardsOwn,
     OtherRefusal,
@@ -79,6 +80,7 @@ fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
         Verdict::List(_) => List,
         Verdict::Index(_) => Index,
         Verdict::Operation(_) => Operation,
+        Verdict::Merge(_) => Merge,
         Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
         Verdict::Refuse(CommandRefusal::KeywardsOwn { .. }) => KeywardsOwn,
         Verdict::Refuse(_) => OtherRefusal,
@@ -245,14 +247,13 @@ fn pipelines_may_not_end_in_protected_collections() {
             Unprotectable,
         ),
         ("shop", doc! { "$out": { "coll": "users" } }, Unprotectable),
-        ("shop", doc! { "$merge": "users" }, Unprotectable),
-        ("shop", doc! { "$merge": { "into": "users" } }, Unprotectable),
         ("shop", doc! { "$merge": { "into": "orders", "on": "users" } }, Forward),
         (
-            "other",
-            doc! { "$merge": { "into": { "db": "shop", "coll": "users" }, "on": "_id" } },
+            "shop",
+            doc! { "$merge": { "into": "users\0", "let": { "coll": "users" } } },
             Unprotectable,
         ),
+        ("shop", doc! { "$merge": "users", "$limit": 1 }, Unprotectable),
         (
             "other",
             doc! { "$merge": { "into": { "coll": "keyward.users.a", "db": "shop" } } },
@@ -269,6 +270,37 @@ fn pipelines_may_not_end_in_protected_collections() {
         let pipeline = [doc! { "$match": {} }, stage];
         let body = doc! { "aggregate": "orders", "cursor": {} };
         check_batch(database, body, "pipeline", &pipeline, expected);
+    }
+}
+
+#[test]
+fn a_merge_into_a_protected_collection_is_carried_out() {
+    for (database, stage) in [
+        ("shop", doc! { "$merge": "users" }),
+        ("shop", doc! { "$merge": { "into": "users", "whenMatched": "fail" } }),
+        ("shop", doc! { "$merge": { "into": { "coll": "users" } } }),
+        (
+            "other",
+            doc! { "$merge": { "into": { "db": "shop", "coll": "users" }, "on": "_id" } },
+        ),
+    ] {
+        let pipeline = vec![doc! { "$match": {} }, stage.clone()];
+        let merge = doc! { "aggregate": "orders", "pipeline": &pipeline, "cursor": {} };
+        check_in(database, merge.clone(), Merge);
+        let mut explained = merge.clone();
+        explained.insert("explain", true);
+        check_in(database, explained, Forward);
+        let mut later = merge;
+        later.insert("cursor", doc! { "batchSize": 0 });
+        check_in(database, later, OtherRefusal);
+        // Not as drivers send it, and not as the last stage, which the server refuses.
+        let mut body = doc! { "aggregate": "orders", "cursor": {} };
+        body.insert("$db", database);
+        check_bytes(&body.to_vec().unwrap(), Some(("pipeline", &pipeline)), Unprotectable);
+        body.insert("pipeline", vec![stage.clone(), doc! { "$match": {} }]);
+        check_bytes(&body.to_vec().unwrap(), None, Unprotectable);
+        body.insert("pipeline", vec![stage.clone(), stage]);
+        check_bytes(&body.to_vec().unwrap(), None, Unprotectable);
     }
 }
 

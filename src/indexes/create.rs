@@ -67,8 +67,7 @@ pub async fn create_indexes(
             .await;
         }
     };
-    let deadline = deadline(message.body)?;
-    let before = before.as_deref();
+    let (deadline, before) = (deadline(message.body)?, before.as_deref());
     let plain = without_unique(message, &positions)?;
     let waiting = waiting_client(context, message.body, upstream).await?;
     let first = wanted.entries.first();

@@ -96,6 +96,7 @@ codes! {
     INTERRUPTED_DUE_TO_REPL_STATE_CHANGE = 11_602 "InterruptedDueToReplStateChange";
     /// An index has more than 32 fields.
     TOO_MANY_KEY_FIELDS = 13_103;
+    MERGE_STAGE_NO_MATCHING_DOCUMENT = 13_113 "MergeStageNoMatchingDocument";
     NOT_PRIMARY_NO_SECONDARY_OK = 13_435 "NotPrimaryNoSecondaryOk";
     NOT_PRIMARY_OR_SECONDARY = 13_436 "NotPrimaryOrSecondary";
     /// A field's name is also a position in an array.
@@ -122,6 +123,10 @@ codes! {
     FIRST_TRY_INSERTED = 40_608;
     /// A field's number is too small or too large.
     OUT_OF_BOUNDS = 51_024;
+    /// A document of `$merge` has no value in a field to match by.
+    MERGE_KEY_MISSING = 51_132;
+    /// A document of `$merge` has an array in a field to match by.
+    MERGE_KEY_IS_ARRAY = 51_185;
     /// A message is too short for its checksum.
     NO_ROOM_FOR_CHECKSUM = 51_252;
     /// A filter has `$near` where the server does not allow it.

@@ -4,6 +4,9 @@ use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Malformed};
 
+/// The id in a reply that leaves no cursor open.
+pub const CLOSED: i64 = 0;
+
 /// Whether the reply is that of a cursor.
 pub fn is_in(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.nested("cursor")?.is_some())
@@ -49,7 +52,16 @@ pub fn with_first_batch(reply: Doc<'_>, documents: &[Vec<u8>]) -> Result<Vec<u8>
 pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
     let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
     let id = id.flatten().and_then(|id| id.as_whole_number());
-    Ok(id.filter(|id| *id != 0))
+    Ok(id.filter(|id| *id != CLOSED))
+}
+
+/// The name by which a `getMore` names the collection of the reply's cursor; empty if the reply has no cursor.
+pub fn collection(reply: Doc<'_>) -> Result<&[u8], Malformed> {
+    let namespace = reply.nested("cursor")?.map(|cursor| cursor.get("ns")).transpose()?;
+    let namespace = namespace.flatten().and_then(|namespace| namespace.as_string_bytes());
+    let namespace = namespace.unwrap_or_default();
+    let dot = namespace.iter().position(|byte| *byte == b'.');
+    Ok(dot.map_or(&[], |dot| &namespace[dot + 1..]))
 }
 
 /// Limits a `find` to `most` documents, all in the first batch.

@@ -92,7 +92,10 @@ impl<'m> Judged<'m> {
         match self.verdict {
             Ok(Verdict::Forward | Verdict::Hello) => true,
             Ok(Verdict::Write(_)) => self.key_change == KeyChange::None,
-            Ok(Verdict::List(_) | Verdict::Index(_) | Verdict::Operation(_) | Verdict::Refuse(_)) | Err(_) => false,
+            Ok(
+                Verdict::List(_) | Verdict::Index(_) | Verdict::Operation(_) | Verdict::Merge(_) | Verdict::Refuse(_),
+            )
+            | Err(_) => false,
         }
     }
 

@@ -13,6 +13,7 @@ mod end;
 mod greeting;
 mod judgement;
 mod left_open;
+mod merging;
 mod notice;
 mod refusals;
 mod replies;

@@ -13,7 +13,7 @@ use super::request_context::RequestContext;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
-use crate::classify::{Verdict, Write};
+use crate::classify::{CommandRefusal, Verdict, Write};
 use crate::command::affected_keys::KeyChange;
 use crate::current_op::{self, OperationCommand};
 use crate::hiding::{self, Listing};
@@ -23,6 +23,7 @@ use crate::prepare::has_definitions;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
 use crate::server::cursor;
+use crate::stream::Incoming;
 use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
 use crate::wire::{Compressor, Envelope, Message, OpMsg, Rejection, Request, Treatment};
@@ -41,6 +42,8 @@ enum Action {
     Forward(Option<PendingReply>),
     /// Keyward judges the message anew once no reply is pending.
     JudgeAnew,
+    /// Keyward carries out the `aggregate` with `$merge` in this whole message, and then answers.
+    Merge(Vec<u8>, ReplyTo),
 }
 
 /// What upstream may do with a message that goes on.
@@ -50,6 +53,8 @@ struct Effect {
     may_write: bool,
     /// It may write to collections of clients.
     needs_permit: bool,
+    /// Another user may be logged in afterwards.
+    may_change_user: bool,
 }
 
 impl Effect {
@@ -57,6 +62,7 @@ impl Effect {
         Effect {
             may_write: judged.context.may_write,
             needs_permit: judged.asks_to_write || judged.context.commits(),
+            may_change_user: judged.context.may_change_user,
         }
     }
 }
@@ -95,9 +101,9 @@ impl Session {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // The transaction was noted for an earlier message. Its client already has the error for it, so Keyward doesn't end it here.
             self.upstream.take_open_transaction();
-            let handler = MessageHandler {
+            let mut handler = MessageHandler {
                 service: &self.service,
-                catalog: &catalog,
+                catalog: Arc::clone(&catalog),
                 client: self.client_span.address,
                 may_act_for_client: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
                 drain: self.drain.as_ref(),
@@ -107,8 +113,13 @@ impl Session {
                 epoch: &mut self.epoch,
                 has_unconfirmed_writes: &mut self.has_unconfirmed_writes,
             };
+            let span_of_client = &self.client_span;
             let serving = span.around(handler.serve(judged, self.last_reply_id));
-            let action = self.client_span.around(serving).await?;
+            let mut action = span_of_client.around(serving).await?;
+            if let Action::Merge(message, reply_to) = action {
+                let merging = handler.answer_merge(&message, reply_to, &mut self.client_in);
+                action = span_of_client.around(span.around(merging)).await?;
+            }
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -116,14 +127,10 @@ impl Session {
         } else {
             Action::JudgeAnew
         };
-        if context.may_change_user && matches!(action, Action::Forward(_)) {
-            self.rights.forget();
+        match action {
+            Action::JudgeAnew => self.wait(compressor, span),
+            action => self.finish(action, length, effect, span),
         }
-        if let Action::JudgeAnew = action {
-            self.wait(compressor, span);
-            return Ok(());
-        }
-        self.finish(action, length, effect, span);
         Ok(())
     }
 
@@ -140,6 +147,9 @@ impl Session {
         match action {
             Action::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
+                if effect.may_change_user {
+                    self.rights.forget();
+                }
                 match reply {
                     Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
                     None => self.has_unconfirmed_writes |= effect.may_write,
@@ -150,7 +160,7 @@ impl Session {
                 };
                 return;
             }
-            Action::Silence | Action::JudgeAnew => {}
+            Action::Silence | Action::JudgeAnew | Action::Merge(..) => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Action::Answer(reply) => self.replies.answer(reply),
             Action::AnswerWithCursor(reply) => {
@@ -183,16 +193,16 @@ fn span_of(judged: &Judged<'_>, is_forwarded: bool) -> CommandSpan {
 }
 
 /// The state for serving one message, by the constraints that it was judged by.
-struct MessageHandler<'s> {
-    service: &'s Service,
-    catalog: &'s Arc<Catalog>,
+pub(super) struct MessageHandler<'s> {
+    pub(super) service: &'s Service,
+    pub(super) catalog: Arc<Catalog>,
     client: ClientAddress,
     /// Whether the client has logged in, where it must.
     may_act_for_client: bool,
     drain: Option<&'s Drain>,
     rights: &'s mut Rights,
-    refusals: &'s mut RefusalLog,
-    upstream: &'s mut Connection,
+    pub(super) refusals: &'s mut RefusalLog,
+    pub(super) upstream: &'s mut Connection,
     epoch: &'s mut CatalogEpoch,
     /// Whether writes without replies may be under way.
     has_unconfirmed_writes: &'s mut bool,
@@ -200,7 +210,7 @@ struct MessageHandler<'s> {
 
 impl MessageHandler<'_> {
     /// Serves one message that isn't forwarded at once; `reply_id` is the reply's own number.
-    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
+    async fn serve(&mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
             reply_id,
@@ -234,12 +244,7 @@ impl MessageHandler<'_> {
             return reply_to.answer(&reply);
         }
         match verdict {
-            Verdict::Refuse(refusal) => {
-                commands.refused.inc();
-                let error = refusal.error().body();
-                self.refusals.note(&error);
-                reply_to.answer(&error)
-            }
+            Verdict::Refuse(refusal) => reply_to.answer(&self.refuse(refusal)),
             // If a transaction may not go on, the write path also refuses a write that changes no key.
             Verdict::Write(write) if !judged.is_unchanged() || context.is_in_transaction => {
                 // The server checks a message whole before it runs any of it; so does the write path.
@@ -257,9 +262,28 @@ impl MessageHandler<'_> {
             Verdict::Operation(command) if self.may_act_for_client => {
                 self.operation_command(*command, &judged, reply_to).await
             }
+            Verdict::Merge(_) => match OpMsg::parse_whole(judged.request.unpacked) {
+                Ok(_) => Ok(Action::Merge(judged.request.unpacked.to_vec(), reply_to)),
+                Err(rejection) => reply_to.turn_down(&rejection),
+            },
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
             _ => self.route_or_forward(&judged, reply_to).await,
         }
+    }
+
+    /// Carries out the `aggregate` with `$merge` in the whole `message` of `client`.
+    async fn answer_merge(&mut self, message: &[u8], reply_to: ReplyTo, client: &mut Incoming) -> Result<Action, End> {
+        // Boxed, like all that a connection seldom needs.
+        let merged: BoxFuture<'_, _> = Box::pin(self.merge(message, client));
+        reply_to.answer(&merged.await?)
+    }
+
+    /// The error for a command that Keyward can't protect.
+    pub(super) fn refuse(&mut self, refusal: &CommandRefusal) -> Vec<u8> {
+        self.service.metrics.commands.refused.inc();
+        let error = refusal.error().body();
+        self.refusals.note(&error);
+        error
     }
 
     /// Serves a command that lists or watches.
@@ -271,7 +295,7 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(hiding::serve(
             listing,
             message.body,
-            (client, self.catalog),
+            (client, &self.catalog),
             self.upstream,
         ));
         match served.await? {
@@ -297,7 +321,7 @@ impl MessageHandler<'_> {
             command,
             &message,
             (self.service, self.client),
-            self.catalog,
+            &self.catalog,
             self.upstream,
         ));
         let served = served.await?;
@@ -326,7 +350,7 @@ impl MessageHandler<'_> {
     }
 
     /// Leaves the catalog epoch that decided this connection's operations: none is under way.
-    async fn leave_epoch(&mut self) -> Result<(), End> {
+    pub(super) async fn leave_epoch(&mut self) -> Result<(), End> {
         if *self.has_unconfirmed_writes {
             closing::confirm_writes(self.upstream).await?;
             *self.has_unconfirmed_writes = false;
@@ -336,7 +360,7 @@ impl MessageHandler<'_> {
     }
 
     /// Holds the constraints of now for this connection's next operations.
-    fn enter_epoch(&mut self) {
+    pub(super) fn enter_epoch(&mut self) {
         *self.epoch = self.service.writes.epochs().borrow().clone();
     }
 
@@ -370,7 +394,7 @@ impl MessageHandler<'_> {
     /// Makes sure that the other Keywards can know of a command's writes before it is carried out. Also makes sure that it reserves
     /// for all constraints of clients there. Returns whether it does: if not, this Keyward has applied them since, and judges the
     /// command anew.
-    async fn register(
+    pub(super) async fn register(
         &self,
         undeclared: Vec<Namespace>,
         asks_to_write: bool,
@@ -384,7 +408,7 @@ impl MessageHandler<'_> {
             label: context.label(),
         };
         if !undeclared.is_empty() {
-            let follows = indexes::follows_all(&undeclared, self.catalog, self.service);
+            let follows = indexes::follows_all(&undeclared, &self.catalog, self.service);
             // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
             let declared: BoxFuture<'_, _> = Box::pin(membership.declare_if(undeclared.iter().cloned(), &[], follows));
             if !declared.await.map_err(|error| unregistered(error.to_string()))? {
@@ -398,7 +422,7 @@ impl MessageHandler<'_> {
     }
 
     /// Serves a write on a protected collection.
-    async fn protected_write(
+    pub(super) async fn protected_write(
         &mut self,
         write: &Write<'_>,
         change: KeyChange,
@@ -428,7 +452,7 @@ impl MessageHandler<'_> {
             self.leave_epoch().await?;
         }
         let timer = commands.protected_seconds.start_timer();
-        let plan = Plan::of(write, message, change, self.catalog);
+        let plan = Plan::of(write, message, change, &self.catalog);
         // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
@@ -441,7 +465,7 @@ impl MessageHandler<'_> {
         }
         match &served {
             Served::Reply(reply) => {
-                indexes::end_constraints_of_dropped(write, reply, self.service, self.catalog).await;
+                indexes::end_constraints_of_dropped(write, reply, self.service, &self.catalog).await;
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
             }

@@ -80,9 +80,12 @@ async fn part(
     let plan = match classify(&Message::Msg(message), &**catalog)? {
         Verdict::Refuse(refusal) => return Ok(refusal.error().body()),
         Verdict::Write(write) => Plan::of(&write, &message, key_change(&write, &message, catalog), catalog),
-        Verdict::Forward | Verdict::Hello | Verdict::List(_) | Verdict::Index(_) | Verdict::Operation(_) => {
-            Plan::Forward
-        }
+        Verdict::Forward
+        | Verdict::Hello
+        | Verdict::List(_)
+        | Verdict::Index(_)
+        | Verdict::Operation(_)
+        | Verdict::Merge(_) => Plan::Forward,
     };
     match plan {
         Plan::Command(plan) => command::carry_out_command(&plan, &message, context, upstream).await,

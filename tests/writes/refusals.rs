@@ -71,12 +71,11 @@ async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_
     let elsewhere = "refused_writes_elsewhere";
     for (database, command) in [
         (database, out(doc! { "$out": "users" })),
-        (database, out(doc! { "$merge": { "into": "users" } })),
-        (elsewhere, out(doc! { "$out": { "db": database, "coll": "users" } })),
         (
-            elsewhere,
-            out(doc! { "$merge": { "into": { "db": database, "coll": "users" } } }),
+            database,
+            out(doc! { "$facet": { "a": [{ "$merge": { "into": "users" } }] } }),
         ),
+        (elsewhere, out(doc! { "$out": { "db": database, "coll": "users" } })),
         (database, by_map_reduce("users".into())),
         (database, by_map_reduce(doc! { "merge": "users" }.into())),
         (

@@ -21,7 +21,6 @@ use crate::command::key_update::names_a_position;
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::reply::WriteRefusal;
 use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
 use crate::write::forward::ForwardError;
@@ -158,11 +157,7 @@ impl<'a> Statement<'a> {
         if is_part {
             selected.truncate(most);
         } else if selected.len() > most {
-            let refusal = WriteRefusal::TooMany {
-                namespace: protected.namespace.clone(),
-                documents_max,
-            };
-            return Ok(Err(Evaluation::Abandoned(StatementResult::Refused(refusal))));
+            return Ok(Err(Evaluation::too_many(protected, documents_max)));
         }
         let names_ids = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;

@@ -1,5 +1,6 @@
 //! Defines the results of a statement: of one evaluation by the server, and of the statement as a whole.
 
+use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::proxy_collection::Owner;
@@ -41,6 +42,18 @@ pub enum Evaluation {
     },
     /// The server refused to read the documents. The transaction may be open, and must not be committed.
     ReadRefused(ErrorReply),
+}
+
+impl Evaluation {
+    /// The statement selects more than `documents_max` documents.
+    pub fn too_many(protected: &Protected, documents_max: usize) -> Evaluation {
+        let namespace = protected.namespace.clone();
+        let refusal = WriteRefusal::TooMany {
+            namespace,
+            documents_max,
+        };
+        Evaluation::Abandoned(StatementResult::Refused(refusal))
+    }
 }
 
 /// A reservation exists for a key that Keyward was to reserve: perhaps a duplicate, perhaps stale.

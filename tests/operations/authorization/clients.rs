@@ -100,6 +100,53 @@ async fn some_rights_are_enough_for_what_they_are_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_merge_needs_the_rights_of_its_modes_on_the_target() {
+    let database = "merging";
+    let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let keyward = start(database, &constraint).await;
+    let on = |collection: &str, actions: &[&str]| {
+        let actions: Vec<&str> = actions.to_vec();
+        doc! { "resource": { "db": database, "collection": collection }, "actions": actions }
+    };
+    let reads = || on("source", &["find"]);
+    for (user, privileges) in [
+        ("merging_reader", vec![reads()]),
+        ("merging_inserter", vec![reads(), on("users", &["insert"])]),
+        ("merging_blind", vec![on("users", &["find", "insert", "update"])]),
+        ("merging_updater", vec![reads(), on("users", &["find", "update"])]),
+    ] {
+        admin(doc! { "createRole": user, "privileges": privileges, "roles": [] }).await;
+        create_user(user, vec![user.into()]).await;
+    }
+    let source = doc! { "insert": "source", "documents": [{ "_id": 1, "email": "a" }] };
+    run(&secured().client(), database, source).await.unwrap();
+    let merge = |matched: &str, not_matched: &str| {
+        let stage = doc! { "into": "users", "whenMatched": matched, "whenNotMatched": not_matched };
+        doc! { "aggregate": "source", "pipeline": [{ "$merge": stage }], "cursor": {} }
+    };
+    for (user, matched, not_matched) in [
+        ("merging_reader", "merge", "insert"),
+        ("merging_inserter", "merge", "insert"),
+        ("merging_blind", "merge", "insert"),
+        ("merging_updater", "merge", "insert"),
+    ] {
+        let refused = run(&client(&keyward, Some(user)), database, merge(matched, not_matched)).await;
+        let (code, text) = refused.unwrap_err();
+        assert_eq!(code, 13, "{user}: {text}");
+    }
+    let (code, _) = run(&client(&keyward, None), database, merge("merge", "insert"))
+        .await
+        .unwrap_err();
+    assert_eq!(code, 13);
+    assert_eq!(reservations(database).await.len(), 0);
+    let inserter = client(&keyward, Some("merging_inserter"));
+    run(&inserter, database, merge("fail", "insert")).await.unwrap();
+    let updater = client(&keyward, Some("merging_updater"));
+    run(&updater, database, merge("replace", "fail")).await.unwrap();
+    assert_eq!(reservations(database).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rights_that_are_given_or_taken_while_a_client_is_connected_count() {
     let database = "changing";
     let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}\n");

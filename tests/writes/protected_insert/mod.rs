@@ -366,11 +366,8 @@ async fn what_cannot_be_protected_is_refused_and_changes_nothing() {
         insert(vec![doc! { "_id": 1, "region": "a", "email": "a@x" }], true),
     )
     .await;
-    let merge = |into: Document| doc! { "aggregate": "other", "pipeline": [{ "$merge": into }], "cursor": {} };
     let commands = [
         doc! { "aggregate": "other", "pipeline": [{ "$out": "users" }], "cursor": {} },
-        merge(doc! { "into": "users" }),
-        merge(doc! { "into": { "db": database, "coll": "users" } }),
         doc! { "insert": "keyward.users.email_1", "documents": [{ "_id": 1 }] },
         doc! { "delete": "keyward.users.email_1", "deletes": [{ "q": {}, "limit": 0 }] },
         doc! { "drop": "keyward.users.email_1" },

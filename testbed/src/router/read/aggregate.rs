@@ -64,7 +64,7 @@ const LOCAL_STAGES: [&[u8]; 9] = [
 pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let command = &operation.command;
     let pipeline = stages(command.nested("pipeline").unwrap_or_else(Doc::empty));
-    let far = pipeline.iter().any(|stage| is_one_of(stage, &FAR_STAGES));
+    let far = reaches_far(command.doc());
     if pipeline
         .first()
         .is_some_and(|first| is_one_of(first, &[b"$changeStream"]))
@@ -105,6 +105,34 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
             answer => return answer,
         }
     }
+}
+
+/// Whether the pipeline of an `aggregate` reads or writes more than its collection.
+pub fn reaches_far(aggregate: Doc<'_>) -> bool {
+    let pipeline = aggregate
+        .get("pipeline")
+        .ok()
+        .flatten()
+        .and_then(|pipeline| pipeline.as_document_or_array().ok()?);
+    let pipeline = stages(pipeline.unwrap_or_else(Doc::empty));
+    pipeline.iter().any(|stage| is_one_of(stage, &FAR_STAGES))
+}
+
+/// Explains an `aggregate` through the router inside a shard's server, as a part of the client's `explain`.
+///
+/// # Errors
+/// What the pipeline fails with.
+pub async fn explain(operation: &Operation, aggregate: Doc<'_>, namespace: &str) -> Result<Vec<u8>, Failure> {
+    let mut renamed = Builder::new();
+    for (position, field) in aggregate.elements().enumerate() {
+        let field = field?;
+        match position {
+            0 => renamed.append(field.kind, b"clusterAggregate", field.value),
+            _ => renamed.element(&field),
+        };
+    }
+    renamed.boolean("explain", true);
+    inner_router(operation, namespace, renamed).await
 }
 
 /// In a transaction a join is right on one shard only while what it joins is there as a whole.

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, doc};
 
-use super::{read_on, targets};
+use super::{aggregate, read_on, targets};
 use crate::router::attempts::Attempts;
 use crate::router::ddl::decode;
 use crate::router::error::{Failure, code, refuse};
@@ -24,6 +24,9 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
         return refuse(code::INVALID_NAMESPACE, "collection name has invalid type");
     };
     let namespace = format!("{}.{collection}", operation.command.db);
+    if aggregate::reaches_far(explained) {
+        return aggregate::explain(operation, explained, &namespace).await;
+    }
     let query = query_of(explained)?;
     let mut attempts = Attempts::new(operation, &namespace);
     loop {

@@ -83,6 +83,7 @@ codes! {
     API_DEPRECATION_ERROR = 324 "APIDeprecationError";
     UNSUPPORTED_OP_QUERY_COMMAND = 352 "UnsupportedOpQueryCommand";
     COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch";
+    REAUTHENTICATION_REQUIRED = 391 "ReauthenticationRequired";
     SOCKET_EXCEPTION = 9001 "SocketException";
     LEGACY_NOT_PRIMARY = 10_058 "LegacyNotPrimary";
     NOT_WRITABLE_PRIMARY = 10_107 "NotWritablePrimary";

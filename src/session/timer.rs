@@ -1,6 +1,6 @@
 //! Runs the one timer of a connection.
 //!
-//! Keyward sets the timer only if it waits for one of these: the rest of a message, a large message that can't go on, an idle
+//! Keyward sets the timer only if it waits for one of these: the rest of a message, a large message or reply that can't go on, an idle
 //! time-out, or the quiet before a stop. Messages don't set or reset it. When it fires, the connection checks whether anything
 //! has happened meanwhile.
 
@@ -64,9 +64,9 @@ impl Session {
         self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Whether a message of the client holds a share of the common memory.
+    /// Whether a message of the client, or Keyward's reply to one, holds a share of the common memory.
     fn holds_memory(&self) -> bool {
-        self.client_in.share.is_held() || self.unpacked_share.is_held()
+        self.client_in.share.is_held() || self.unpacked_share.is_held() || self.replies.holds_memory()
     }
 
     /// The consequence of the timer's ringing.

@@ -61,6 +61,17 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
+    /// A command without a rule could write to any of very many collections.
+    #[error(
+        "Keyward doesn't know {command}, and more than {max} of its texts could name a collection that it writes to; send it to \
+         mongos, past Keyward"
+    )]
+    TooManyNames {
+        /// The command.
+        command: String,
+        /// The most texts that are checked.
+        max: usize,
+    },
     /// A protected collection would be created with another default collation than it had.
     #[error(
         "create can't give {namespace} this default collation through Keyward, because unique constraint {constraint} on it \

@@ -56,6 +56,9 @@ pub enum End {
     /// The server at the other end isn't the primary (any more): the driver is to connect anew.
     #[error("upstream isn't the primary any more")]
     NotPrimary,
+    /// New connections go to another server: one client must not have connections to two.
+    #[error("clients' connections go to another mongos now")]
+    LeftBehind,
     /// The client sends a longer message than it may before it has authenticated.
     #[error(
         "the client has begun a message of {length} bytes, and it may have {1} before it has authenticated \
@@ -98,7 +101,13 @@ impl End {
     pub fn is_remarkable(&self) -> bool {
         !matches!(
             self,
-            End::ClientClosed | End::Client(_) | End::Http | End::NotPrimary | End::Idle | End::Stopping
+            End::ClientClosed
+                | End::Client(_)
+                | End::Http
+                | End::NotPrimary
+                | End::LeftBehind
+                | End::Idle
+                | End::Stopping
         )
     }
 }

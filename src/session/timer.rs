@@ -84,7 +84,7 @@ impl Session {
         if self.holds_memory() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
             return Some(End::Unread);
         }
-        let may_go = self.is_between_messages() && !self.in_transaction && !self.replies.has_cursor();
+        let may_go = self.continues_nothing();
         let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;
         match self.drain {
             Some(_) if may_go => Some(End::Stopping),

@@ -19,6 +19,10 @@ use crate::indexes::{IndexCommand, asks_for_unique};
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
+/// The most collections that a command without a rule, or the output of a pipeline, may seem to name. Each that is new goes into the
+/// register of Keywards.
+const TARGETS_MAX: usize = 100;
+
 /// Applies `rule` to its command.
 pub fn known<'a>(
     rule: Rule<'a>,
@@ -329,6 +333,9 @@ fn output<'a>(
             _ => {}
         })?;
     }
+    if databases.len().saturating_mul(collections.len()) > TARGETS_MAX {
+        return Ok(too_many_names(stage));
+    }
     let targets = databases.iter().flat_map(|database| {
         collections
             .iter()
@@ -340,9 +347,6 @@ fn output<'a>(
         }),
     )
 }
-
-/// The most collections that a command without a rule may seem to name. Each that is new goes into the register of Keywards.
-const TARGETS_MAX: usize = 100;
 
 /// Classifies a command that isn't in the table: Keyward forwards it only if it names no protected and no proxy collection. If its texts
 /// could name very many collections, Keyward refuses it.
@@ -367,10 +371,15 @@ pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> R
     }
     Ok(match found {
         Some((target, kind)) => Verdict::Refuse(CommandRefusal::of(command.name, target, kind)),
-        None if named.len() > TARGETS_MAX => Verdict::Refuse(CommandRefusal::TooManyNames {
-            command: String::from_utf8_lossy(command.name).into_owned(),
-            max: TARGETS_MAX,
-        }),
+        None if named.len() > TARGETS_MAX => too_many_names(command.name),
         None => Verdict::Forward,
+    })
+}
+
+/// Refuses a command or a pipeline stage with more than [`TARGETS_MAX`] collections.
+fn too_many_names<'a>(command: &[u8]) -> Verdict<'a> {
+    Verdict::Refuse(CommandRefusal::TooManyNames {
+        command: String::from_utf8_lossy(command).into_owned(),
+        max: TARGETS_MAX,
     })
 }

@@ -61,13 +61,13 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
-    /// A command without a rule could write to any of very many collections.
+    /// A command without a rule, or the output of a pipeline, could write to any of very many collections.
     #[error(
-        "Keyward doesn't know {command}, and more than {max} of its texts could name a collection that it writes to; send it to \
-         mongos, past Keyward"
+        "more than {max} texts of {command} could name a collection that it writes to, so Keyward can't tell which it is; send it \
+         to mongos, past Keyward"
     )]
     TooManyNames {
-        /// The command.
+        /// The command or pipeline stage.
         command: String,
         /// The most texts that are checked.
         max: usize,

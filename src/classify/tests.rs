@@ -400,6 +400,22 @@ fn an_unknown_command_with_very_many_texts_is_refused() {
     );
 }
 
+/// Each of the names could belong to each of the databases.
+#[test]
+fn an_output_with_very_many_targets_is_refused() {
+    let databases: Vec<_> = (0..60).map(|number| doc! { "db": format!("d{number}") }).collect();
+    let collections: Vec<_> = (0..60).map(|number| doc! { "coll": format!("c{number}") }).collect();
+    for (databases, collections, expected) in [
+        (&databases[..9], &collections[..9], Forward),
+        (&databases[..10], &collections[..9], OtherRefusal),
+        (&databases[..], &collections[..], OtherRefusal),
+    ] {
+        let stage = doc! { "$merge": { "x": databases, "y": collections } };
+        let body = doc! { "aggregate": "orders", "cursor": {} };
+        check_batch("other", body, "pipeline", &[stage], expected);
+    }
+}
+
 #[test]
 fn two_databases_are_refused_and_none_is_the_servers_to_refuse() {
     let twice = bson::RawDocumentBuf::from_iter([

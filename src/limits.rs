@@ -21,14 +21,14 @@ pub struct Limits {
     pub max_connections: usize,
     /// Bytes of a message before the client has authenticated, if it has to.
     pub max_unauthenticated_message_bytes: usize,
-    /// Bytes of messages that have arrived, over all connections.
+    /// Bytes of messages that have arrived, and of Keyward's own replies, over all connections.
     pub max_buffered_bytes: usize,
     /// Documents that one statement may change in one transaction.
     pub max_documents_per_statement: usize,
     /// How long a new connection may take until its first message has arrived.
     pub handshake_timeout: Duration,
-    /// How long a client may pause within a message. Also how long it may read no replies while this holds up a message
-    /// of its own.
+    /// How long a client may pause within a message. Also how long it may read nothing while a message or a reply of its own
+    /// takes memory.
     pub message_timeout: Duration,
     /// How long a connection may be without messages; zero is without limit.
     pub idle_timeout: Duration,
@@ -89,6 +89,12 @@ impl Memory {
         taken.is_ok()
     }
 
+    /// Takes memory that is in use already, if need be past the limit.
+    fn note_taken(&self, bytes: usize) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        self.shown.add(signed(bytes));
+    }
+
     async fn take(&self, bytes: usize) {
         loop {
             let freed = self.freed.notified();
@@ -135,6 +141,16 @@ impl Share {
         let Some(memory) = &self.memory else { return };
         memory.take(wanted - self.bytes).await;
         self.bytes = wanted;
+    }
+
+    /// Sets the share to a buffer of `capacity` bytes that exists already. If this exceeds the limit, other buffers wait.
+    pub fn hold(&mut self, capacity: usize) {
+        self.shrink(capacity);
+        let missing = counted(capacity) - self.bytes;
+        if let Some(memory) = &self.memory {
+            memory.note_taken(missing);
+            self.bytes += missing;
+        }
     }
 
     /// Releases the memory that a buffer of `capacity` bytes doesn't need.
@@ -209,6 +225,19 @@ mod tests {
         drop((one, other));
         assert_eq!(memory.shown.get(), 0);
         assert!(memory.try_take(100_000));
+    }
+
+    #[test]
+    fn a_buffer_that_exists_counts_past_the_limit() {
+        let memory = Memory::new(50_000, gauge());
+        let mut share = Share::of(memory.clone());
+        share.hold(60_000);
+        assert_eq!(memory.shown.get(), 60_000);
+        assert!(!memory.try_take(1));
+        share.hold(40_000);
+        assert_eq!(memory.shown.get(), 40_000);
+        share.release();
+        assert!(!share.is_held() && memory.try_take(50_000));
     }
 
     #[tokio::test]

@@ -54,7 +54,7 @@ pub struct Metrics {
     pub config: ReloadMetrics,
     /// Strict inserts of several clients in one transaction.
     pub group_commit: GroupCommit,
-    /// Counted bytes of clients' messages in transit.
+    /// Counted bytes of clients' messages and Keyward's own replies in transit.
     pub buffered_bytes: IntGauge,
     /// Certificates for clients' connections.
     pub certificates: Certificates,
@@ -191,7 +191,10 @@ impl Metrics {
             config: ReloadMetrics::new(&make),
             group_commit: GroupCommit::new(&make),
             upstream: UpstreamMetrics::new(&make),
-            buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
+            buffered_bytes: make.gauge(
+                "client_buffered_bytes",
+                "Bytes of clients' messages, and of served replies, on their way.",
+            ),
             of_constraints: ConstraintFamilies::new(&make),
             audit_behind_seconds: make.gauge(
                 "audit_behind_seconds",

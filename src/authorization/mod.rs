@@ -232,13 +232,14 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<KnownRights, Ri
     upstream.belong_to(users.finish());
     let privileges = Privileges::read(info)?;
     if info.nested("authenticatedUsers")?.is_none_or(Doc::is_empty) {
-        // The client hasn't logged in. A server without access control answers this command; any other one refuses it.
+        // The client hasn't logged in, or its login has expired. A server without access control answers this command; any other
+        // one refuses it.
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;
         match (refusal(&reply)?, server::reply::code(reply.body())?) {
             (None, _) => return Ok(KnownRights::NoAccessControl),
-            (Some(_), Some(code::UNAUTHORIZED)) => {}
+            (Some(_), Some(code::UNAUTHORIZED | code::REAUTHENTICATION_REQUIRED)) => {}
             (Some(reason), _) => return Err(unanswered("refreshSessions", reason)),
         }
     }
@@ -278,4 +279,70 @@ fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
 
 fn unanswered(command: &'static str, reason: String) -> RightsError {
     RightsError::Unanswered { command, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+    use mongodb::options::ServerAddress;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::classify::Target;
+    use crate::stream::split;
+    use crate::wire::{Header, MESSAGE_BYTES_MAX};
+
+    /// Answers each command on `socket` as a server does after the client's login has expired.
+    async fn serve_expired(mut socket: TcpStream) {
+        let mut header = [0; Header::SIZE];
+        for reply_id in 1.. {
+            if socket.read_exact(&mut header).await.is_err() {
+                return;
+            }
+            let Header { length, request_id, .. } = Header::read(&header).unwrap().unwrap();
+            assert!(length < MESSAGE_BYTES_MAX);
+            let mut message = header.to_vec();
+            message.resize(length, 0);
+            socket.read_exact(&mut message[Header::SIZE..]).await.unwrap();
+            let is_open_to_all = OpMsg::parse(&message)
+                .unwrap()
+                .body
+                .get("connectionStatus")
+                .unwrap()
+                .is_some();
+            let reply: Document = match is_open_to_all {
+                true => doc! { "authInfo": { "authenticatedUsers": [], "authenticatedUserPrivileges": [] }, "ok": 1 },
+                false => doc! { "ok": 0, "errmsg": "expired", "code": code::REAUTHENTICATION_REQUIRED },
+            };
+            let reply = reply.to_vec().unwrap();
+            let frame = Draft::of_body(&reply).frame(reply_id, request_id).unwrap();
+            socket.write_all(&frame.to_vec()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_login_has_expired_gets_the_servers_refusal() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        tokio::spawn(serve_expired(server));
+        let (host, port) = ("localhost".to_owned(), None);
+        let mut upstream = Connection::new(split(socket).unwrap(), ServerAddress::Tcp { host, port });
+        let body = doc! { "insert": "users", "documents": [{}], "$db": "shop" }
+            .to_vec()
+            .unwrap();
+        let message = Draft::of_body(&body).frame(1, 0).unwrap().to_vec();
+        let write = Write::Insert(Target {
+            database: b"shop",
+            collection: b"users",
+        });
+        let message = OpMsg::parse(&message).unwrap();
+        let ruling = Rights::unknown().rule(&write, &message, &mut upstream).await.unwrap();
+        let Ruling::Refused(reply) = ruling else {
+            panic!("the client may write");
+        };
+        let refused = server::reply::code(Doc::new(&reply).unwrap()).unwrap();
+        assert_eq!(refused, Some(code::REAUTHENTICATION_REQUIRED));
+    }
 }

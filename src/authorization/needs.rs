@@ -1,11 +1,13 @@
 //! Lists the rights that a write needs, as the server's own commands check them.
 
+use std::collections::HashSet;
+
 use crate::classify::Write;
 use crate::raw::{Doc, Malformed};
 use crate::wire::OpMsg;
 
 /// A set of the actions that writes and commands about indexes need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Actions(u16);
 
 impl Actions {
@@ -56,7 +58,7 @@ impl Actions {
 }
 
 /// The privileges that a write needs on one collection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Need<'a> {
     pub database: &'a [u8],
     pub collection: &'a [u8],
@@ -97,7 +99,8 @@ impl<'a> Need<'a> {
 fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
     let bypass = bypass(message.body)?;
     let namespaces = documents(message, "nsInfo")?;
-    let mut needs: Vec<Need<'a>> = Vec::new();
+    let mut needs = Vec::new();
+    let mut seen = HashSet::new();
     for operation in documents(message, "ops")? {
         let Some(first) = operation.elements().next().transpose()? else {
             continue;
@@ -122,7 +125,7 @@ fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
             collection: &text[dot + 1..],
             actions: actions.and(bypass),
         };
-        if !needs.contains(&need) {
+        if seen.insert(need) {
             needs.push(need);
         }
     }

@@ -4,6 +4,8 @@
 //! on a protected or a proxy collection. If a command has no rule, Keyward searches all of it for the name of such a
 //! collection.
 
+use std::collections::HashSet;
+
 use bson::spec::ElementType;
 
 use super::command::CommandHead;
@@ -18,6 +20,10 @@ use crate::indexes::{IndexCommand, asks_for_unique, asks_to_convert};
 use crate::merge::MergeCommand;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
+
+/// The most collections that a command without a rule, or the output of a pipeline, may seem to name. Each that is new goes into the
+/// register of Keywards.
+const TARGETS_MAX: usize = 100;
 
 /// Applies `rule` to its command.
 pub fn known<'a>(
@@ -380,6 +386,9 @@ fn output<'a>(
             _ => {}
         })?;
     }
+    if databases.len().saturating_mul(collections.len()) > TARGETS_MAX {
+        return Ok(too_many_names(stage));
+    }
     let targets = databases.iter().flat_map(|database| {
         collections
             .iter()
@@ -392,13 +401,19 @@ fn output<'a>(
     )
 }
 
-/// Classifies a command that isn't in the table: Keyward forwards it only if it names no protected and no proxy collection.
+/// Classifies a command that isn't in the table: Keyward forwards it only if it names no protected and no proxy collection. If its texts
+/// could name very many collections, Keyward refuses it.
 pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut found = None;
+    let mut named = HashSet::new();
     let mut search = |document: Doc<'a>| {
         visit_all(document, |element| {
             let targets = Target::in_database(command.database, element).chain(Target::whole(element));
-            found = found.or_else(|| Target::find(targets, protection));
+            for target in targets {
+                if found.is_none() && named.len() <= TARGETS_MAX && named.insert(target) {
+                    found = Target::find([target], protection);
+                }
+            }
         })
     };
     search(command.message.body)?;
@@ -407,7 +422,17 @@ pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> R
             search(document)?;
         }
     }
-    Ok(found.map_or(Verdict::Forward, |(target, kind)| {
-        Verdict::Refuse(CommandRefusal::of(command.name, target, kind))
-    }))
+    Ok(match found {
+        Some((target, kind)) => Verdict::Refuse(CommandRefusal::of(command.name, target, kind)),
+        None if named.len() > TARGETS_MAX => too_many_names(command.name),
+        None => Verdict::Forward,
+    })
+}
+
+/// Refuses a command or a pipeline stage with more than [`TARGETS_MAX`] collections.
+fn too_many_names<'a>(command: &[u8]) -> Verdict<'a> {
+    Verdict::Refuse(CommandRefusal::TooManyNames {
+        command: String::from_utf8_lossy(command).into_owned(),
+        max: TARGETS_MAX,
+    })
 }

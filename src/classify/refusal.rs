@@ -61,6 +61,17 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
+    /// A command without a rule, or the output of a pipeline, could write to any of very many collections.
+    #[error(
+        "more than {max} texts of {command} could name a collection that it writes to, so Keyward can't tell which it is; send it \
+         to mongos, past Keyward"
+    )]
+    TooManyNames {
+        /// The command or pipeline stage.
+        command: String,
+        /// The most texts that are checked.
+        max: usize,
+    },
     /// A protected collection would be created with another default collation than it had.
     #[error(
         "create can't give {namespace} this default collation through Keyward, because unique constraint {constraint} on it \

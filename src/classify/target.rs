@@ -8,7 +8,7 @@ use super::Protection;
 use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
 
 /// A collection that a command names, with unchanged bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Target<'a> {
     /// The database.
     pub database: &'a [u8],

@@ -428,6 +428,51 @@ fn what_cannot_be_protected_is_refused() {
     check_bytes(&body, Some(("things", &entries)), Unprotectable);
 }
 
+/// Keyward registers each collection to which a command may write.
+#[test]
+fn an_unknown_command_with_very_many_texts_is_refused() {
+    let verdict_on = |texts: Vec<String>| {
+        let body = doc! { "unheardOf": 1, "x": texts, "$db": "shop" }.to_vec().unwrap();
+        let message = Draft::of_body(&body).frame(1, 0).unwrap().to_vec();
+        let message = Message::Msg(OpMsg::parse(&message).unwrap());
+        match classify(&message, &Shop).unwrap() {
+            Verdict::Forward => None,
+            Verdict::Refuse(refusal) => Some(refusal),
+            other => panic!("{other:?}"),
+        }
+    };
+    let texts = |count: usize| (0..count).map(|number| format!("text {number}")).collect::<Vec<_>>();
+    assert_eq!(verdict_on(texts(99)), None, "99 texts and the database's name");
+    assert_eq!(verdict_on([texts(99), texts(99)].concat()), None);
+    let too_many = Some(CommandRefusal::TooManyNames {
+        command: "unheardOf".to_owned(),
+        max: 100,
+    });
+    assert_eq!(verdict_on(texts(100)), too_many);
+    assert_eq!(verdict_on(texts(100_000)), too_many);
+    let protected = verdict_on([vec!["users".to_owned()], texts(200)].concat());
+    assert!(
+        matches!(protected, Some(CommandRefusal::Unprotectable { .. })),
+        "{protected:?}"
+    );
+}
+
+/// Each of the names could belong to each of the databases.
+#[test]
+fn an_output_with_very_many_targets_is_refused() {
+    let databases: Vec<_> = (0..60).map(|number| doc! { "db": format!("d{number}") }).collect();
+    let collections: Vec<_> = (0..60).map(|number| doc! { "coll": format!("c{number}") }).collect();
+    for (databases, collections, expected) in [
+        (&databases[..9], &collections[..9], Forward),
+        (&databases[..10], &collections[..9], OtherRefusal),
+        (&databases[..], &collections[..], OtherRefusal),
+    ] {
+        let stage = doc! { "$merge": { "x": databases, "y": collections } };
+        let body = doc! { "aggregate": "orders", "cursor": {} };
+        check_batch("other", body, "pipeline", &[stage], expected);
+    }
+}
+
 #[test]
 fn two_databases_are_refused_and_none_is_the_servers_to_refuse() {
     let twice = bson::RawDocumentBuf::from_iter([

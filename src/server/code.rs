@@ -86,6 +86,7 @@ codes! {
     UNSUPPORTED_OP_QUERY_COMMAND = 352 "UnsupportedOpQueryCommand";
     CANNOT_CONVERT_INDEX_TO_UNIQUE = 359 "CannotConvertIndexToUnique";
     COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch";
+    REAUTHENTICATION_REQUIRED = 391 "ReauthenticationRequired";
     SOCKET_EXCEPTION = 9001 "SocketException";
     LEGACY_NOT_PRIMARY = 10_058 "LegacyNotPrimary";
     NOT_WRITABLE_PRIMARY = 10_107 "NotWritablePrimary";

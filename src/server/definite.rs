@@ -47,7 +47,7 @@ pub fn of_decided_transaction(code: i32) -> bool {
     )
 }
 
-const REFUSED_BEFORE_EXECUTION: [i32; 20] = [
+const REFUSED_BEFORE_EXECUTION: [i32; 21] = [
     code::BAD_VALUE,
     code::FAILED_TO_PARSE,
     code::UNAUTHORIZED,
@@ -65,6 +65,7 @@ const REFUSED_BEFORE_EXECUTION: [i32; 20] = [
     code::API_VERSION_ERROR,
     code::API_STRICT_ERROR,
     code::API_DEPRECATION_ERROR,
+    code::REAUTHENTICATION_REQUIRED,
     code::DUPLICATE_FIELD,
     code::MISSING_FIELD,
     code::UNKNOWN_FIELD,
@@ -134,3 +135,14 @@ const NOT_NOW: [i32; 12] = [
     code::NOT_PRIMARY_NO_SECONDARY_OK,
     code::NOT_PRIMARY_OR_SECONDARY,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_that_has_expired_refuses_a_command_as_a_missing_one_does() {
+        assert!(refused_before_execution(code::UNAUTHORIZED));
+        assert!(refused_before_execution(code::REAUTHENTICATION_REQUIRED));
+    }
+}

@@ -25,6 +25,7 @@ impl Session {
                 timer.unset();
             }
             Notice::Deposed => self.is_deposed = true,
+            Notice::AnotherServer => self.is_left_behind = true,
             Notice::CatalogEpoch(epoch) => self.next_epoch = Some(epoch),
         }
         None
@@ -32,7 +33,7 @@ impl Session {
 
     /// Whether a notice is yet to be acted on.
     pub(super) fn has_notices(&self) -> bool {
-        self.drain.is_some() || self.is_deposed || self.next_epoch.is_some()
+        self.drain.is_some() || self.is_deposed || self.is_left_behind || self.next_epoch.is_some()
     }
 
     /// Acts on the notices as far as the connection is ready for them.
@@ -42,6 +43,9 @@ impl Session {
         }
         if self.is_deposed && self.is_between_messages() {
             return Some(End::NotPrimary);
+        }
+        if self.is_left_behind && self.continues_nothing() {
+            return Some(End::LeftBehind);
         }
         let is_reading = self.is_reading();
         let hello = self.replies.pending_hello(&self.upstream.incoming);
@@ -59,6 +63,11 @@ impl Session {
     /// Whether the connection may be closed without taking an answer from the client.
     pub(super) fn is_between_messages(&self) -> bool {
         self.is_reading() && self.replies.is_at_boundary(&self.upstream.incoming)
+    }
+
+    /// Whether the same holds, and the client has no transaction and no cursor here.
+    pub(super) fn continues_nothing(&self) -> bool {
+        self.is_between_messages() && !self.in_transaction && !self.replies.has_cursor()
     }
 
     /// Whether the client's inbox is empty, and no request waits or is being sent.

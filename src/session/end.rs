@@ -61,6 +61,9 @@ pub enum End {
     /// The server at the other end isn't the primary (any more): the driver is to connect anew.
     #[error("upstream isn't the primary any more")]
     NotPrimary,
+    /// New connections go to another server: one client must not have connections to two.
+    #[error("clients' connections go to another mongos now")]
+    LeftBehind,
     /// The client sends a longer message than it may before it has authenticated.
     #[error(
         "the client has begun a message of {length} bytes, and it may have {1} before it has authenticated \
@@ -76,9 +79,10 @@ pub enum End {
         "a message wasn't whole within limits.message_timeout: the client sent nothing more, or all of limits.max_buffered_bytes was in use"
     )]
     Stalled,
-    /// The client doesn't read its replies, so that a message of its own can't go on, which takes memory that others need.
+    /// The client doesn't read its replies, so that a message of its own or Keyward's reply can't go on, which takes memory that others
+    /// need.
     #[error(
-        "the client read nothing within limits.message_timeout, and a message of its own couldn't go on for that: it held a part of limits.max_buffered_bytes"
+        "the client read nothing within limits.message_timeout, while a message or a reply of its own held a part of limits.max_buffered_bytes"
     )]
     Unread,
     /// No message came for a long time.
@@ -102,7 +106,13 @@ impl End {
     pub fn is_remarkable(&self) -> bool {
         !matches!(
             self,
-            End::ClientClosed | End::Client(_) | End::Http | End::NotPrimary | End::Idle | End::Stopping
+            End::ClientClosed
+                | End::Client(_)
+                | End::Http
+                | End::NotPrimary
+                | End::LeftBehind
+                | End::Idle
+                | End::Stopping
         )
     }
 }

@@ -53,14 +53,20 @@ impl<'m> Judged<'m> {
             Ok(Verdict::Forward) if catalog.routes() => RoutableRead::of(&request, catalog),
             _ => None,
         };
+        let asks_to_write = guard.is_asked();
+        let undeclared = match verdict {
+            // A refused command writes nowhere, so the other Keywards need not know of the collections that it names.
+            Ok(Verdict::Refuse(_)) => Vec::new(),
+            _ => guard.undeclared(),
+        };
         Judged {
             request,
             context,
             verdict,
             key_change,
             by_key: by_key.map(Box::new),
-            asks_to_write: guard.is_asked(),
-            undeclared: guard.undeclared(),
+            asks_to_write,
+            undeclared,
         }
     }
 

@@ -181,6 +181,8 @@ struct Session {
     drain: Option<Drain>,
     /// Set once the server at the other end isn't the primary any more.
     is_deposed: bool,
+    /// Set once new connections go to another server.
+    is_left_behind: bool,
     /// Whether the client's last command left a transaction open.
     in_transaction: bool,
     /// The catalog epoch that decided the commands in progress here.
@@ -283,20 +285,21 @@ impl Session {
                 false => Rights::no_less_than_keywards(),
             },
             _in_doubt_if_broken: InDoubtIfBroken(service.clone()),
-            service,
             client_span,
             refusals: RefusalLog::default(),
             client_in,
             client_out,
             upstream,
             requests: Requests::Reading,
-            replies: Replies::default(),
+            replies: Replies::new(Share::of(service.memory.clone())),
+            service,
             scratch: Vec::new(),
             waiting: CommandSpan::default(),
             last_reply_id: 0,
             limits,
             drain: None,
             is_deposed: false,
+            is_left_behind: false,
             in_transaction: false,
             has_unconfirmed_writes: false,
             steps: 0,
@@ -306,8 +309,8 @@ impl Session {
 
     /// Passes messages on and serves those that need it, until something ends the connection.
     async fn pump(mut self, stage: watch::Receiver<Stage>, epochs: watch::Receiver<CatalogEpoch>) -> End {
-        let targets = self.service.upstream.targets();
-        let notices = Notices::new(stage, targets, self.upstream.address().clone(), epochs);
+        let address = self.upstream.address().clone();
+        let notices = Notices::new(stage, &self.service.upstream, address, epochs);
         let mut noticing = Box::pin(notices.next());
         let sleep = tokio::time::sleep(self.limits.message_timeout);
         tokio::pin!(sleep);

@@ -4,7 +4,7 @@ use mongodb::options::ServerAddress;
 use tokio::sync::watch;
 
 use super::drain::{Drain, Stage, draining};
-use crate::upstream::Targets;
+use crate::upstream::{Targets, Upstream};
 use crate::write::CatalogEpoch;
 
 /// The event.
@@ -14,6 +14,8 @@ pub enum Notice {
     Draining(Option<Drain>),
     /// The server at the other end isn't the primary any more.
     Deposed,
+    /// New connections go to another server than this one does.
+    AnotherServer,
     /// Another catalog decides from now on.
     CatalogEpoch(CatalogEpoch),
 }
@@ -23,27 +25,29 @@ pub enum Notice {
 pub struct Notices {
     stage: Option<watch::Receiver<Stage>>,
     targets: Option<watch::Receiver<Targets>>,
+    chosen: Option<watch::Receiver<Option<ServerAddress>>>,
     address: ServerAddress,
     epochs: watch::Receiver<CatalogEpoch>,
 }
 
 impl Notices {
-    /// The notices for the session whose upstream connection goes to `address`.
+    /// The notices for the session whose connection to `upstream` goes to `address`.
     pub fn new(
         stage: watch::Receiver<Stage>,
-        targets: watch::Receiver<Targets>,
+        upstream: &Upstream,
         address: ServerAddress,
         epochs: watch::Receiver<CatalogEpoch>,
     ) -> Notices {
         Notices {
             stage: Some(stage),
-            targets: Some(targets),
+            targets: Some(upstream.targets()),
+            chosen: Some(upstream.chosen()),
             address,
             epochs,
         }
     }
 
-    /// Waits for the next one. Draining and deposition come once.
+    /// Waits for the next one. Draining, deposition and another server come once.
     pub async fn next(mut self) -> (Notice, Notices) {
         let notice = tokio::select! {
             biased;
@@ -54,6 +58,10 @@ impl Notices {
             () = deposed(&mut self.targets, &self.address) => {
                 self.targets = None;
                 Notice::Deposed
+            }
+            () = another(&mut self.chosen, &self.address) => {
+                self.chosen = None;
+                Notice::AnotherServer
             }
             epoch = epoch(&mut self.epochs) => Notice::CatalogEpoch(epoch),
         };
@@ -71,6 +79,14 @@ async fn stopping(stage: &mut Option<watch::Receiver<Stage>>) -> Option<Drain> {
 async fn deposed(targets: &mut Option<watch::Receiver<Targets>>, address: &ServerAddress) {
     match targets {
         Some(targets) => drop(targets.wait_for(|targets| targets.has_moved_from(address)).await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn another(chosen: &mut Option<watch::Receiver<Option<ServerAddress>>>, address: &ServerAddress) {
+    let is_another = |chosen: &Option<ServerAddress>| chosen.as_ref().is_some_and(|chosen| chosen != address);
+    match chosen {
+        Some(chosen) => drop(chosen.wait_for(is_another).await),
         None => std::future::pending().await,
     }
 }

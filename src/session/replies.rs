@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use super::End;
 use super::cursor_id::{CursorId, CursorState};
 use crate::hello;
+use crate::limits::Share;
 use crate::raw::Doc;
 use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
@@ -17,10 +18,12 @@ use crate::upstream::Unanswered;
 use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
 
 /// The replies that the client still waits for, and the one that is on its way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Replies {
     pending: VecDeque<PendingReply>,
     passing: Passing,
+    /// The share of memory that Keyward's own reply takes.
+    share: Share,
     /// Looks for the cursor that the reply on its way leaves open.
     search: Option<CursorId>,
     /// Whether the last reply that could leave a cursor open did so.
@@ -49,17 +52,33 @@ pub struct PendingReply {
 }
 
 /// The reply that is on its way to the client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum Passing {
-    #[default]
     Nothing,
     /// Upstream's reply, of which this many bytes are yet to be passed on.
-    Through { left: usize },
+    Through {
+        left: usize,
+    },
     /// Keyward's own message, of which the bytes up to `written` are sent.
-    Own { message: Vec<u8>, written: usize },
+    Own {
+        message: Vec<u8>,
+        written: usize,
+    },
 }
 
 impl Replies {
+    /// No reply is pending. Keyward's own replies count in `share`.
+    pub fn new(share: Share) -> Self {
+        Replies {
+            pending: VecDeque::new(),
+            passing: Passing::Nothing,
+            share,
+            search: None,
+            has_cursor: false,
+            is_authenticated: false,
+        }
+    }
+
     /// Notes that a request has gone out.
     pub fn expect(&mut self, reply: PendingReply) {
         self.pending.push_back(reply);
@@ -71,6 +90,7 @@ impl Replies {
             self.is_idle(),
             "a reply is pending: a client would get the reply of another request"
         );
+        self.share.hold(reply.capacity());
         self.passing = Passing::Own {
             message: reply,
             written: 0,
@@ -94,6 +114,11 @@ impl Replies {
             }
             Passing::Own { .. } => true,
         }
+    }
+
+    /// Whether Keyward's own reply holds a share of the common memory.
+    pub fn holds_memory(&self) -> bool {
+        self.share.is_held()
     }
 
     /// How many requests are unanswered.
@@ -201,6 +226,7 @@ impl Replies {
                 *written += client.write_some(&message[*written..]).await.map_err(End::Client)?;
                 if *written == message.len() {
                     self.passing = Passing::Nothing;
+                    self.share.release();
                 }
             }
         }
@@ -313,5 +339,39 @@ async fn fill(upstream: &mut Incoming, wanted: usize) -> Result<(), End> {
     match upstream.fill(wanted).await.map_err(End::Upstream)? {
         0 => Err(End::UpstreamClosed),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::IntGauge;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::limits::Memory;
+    use crate::stream::split;
+
+    #[tokio::test]
+    async fn keywards_own_large_reply_counts_until_the_client_has_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut incoming, mut outgoing) = split(listener.accept().await.unwrap().0).unwrap();
+        let used = IntGauge::new("used", "bytes").unwrap();
+        let mut replies = Replies::new(Share::of(Memory::new(0, used.clone())));
+        replies.answer(vec![7; 1000]);
+        assert!(!replies.holds_memory());
+        replies.step(&mut incoming, &mut outgoing).await.unwrap();
+        replies.answer(vec![7; 10_000_000]);
+        assert!(replies.holds_memory() && used.get() >= 10_000_000);
+        let reading = async { client.read_exact(&mut vec![0; 10_001_000]).await.unwrap() };
+        let writing = async {
+            while !replies.is_idle() {
+                replies.step(&mut incoming, &mut outgoing).await.unwrap();
+            }
+        };
+        tokio::join!(reading, writing);
+        assert!(!replies.holds_memory());
+        assert_eq!(used.get(), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Runs the one timer of a connection.
 //!
-//! Keyward sets the timer only if it waits for one of these: the rest of a message, a large message that can't go on, an idle
+//! Keyward sets the timer only if it waits for one of these: the rest of a message, a large message or reply that can't go on, an idle
 //! time-out, or the quiet before a stop. Messages don't set or reset it. When it fires, the connection checks whether anything
 //! has happened meanwhile.
 
@@ -64,9 +64,9 @@ impl Session {
         self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Whether a message of the client holds a share of the common memory.
+    /// Whether a message of the client, or Keyward's reply to one, holds a share of the common memory.
     fn holds_memory(&self) -> bool {
-        self.client_in.share.is_held() || self.unpacked_share.is_held()
+        self.client_in.share.is_held() || self.unpacked_share.is_held() || self.replies.holds_memory()
     }
 
     /// The consequence of the timer's ringing.
@@ -84,7 +84,7 @@ impl Session {
         if self.holds_memory() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
             return Some(End::Unread);
         }
-        let may_go = self.is_between_messages() && !self.in_transaction && !self.replies.has_cursor();
+        let may_go = self.continues_nothing();
         let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;
         match self.drain {
             Some(_) if may_go => Some(End::Stopping),

@@ -10,7 +10,6 @@ mod statement_memory;
 mod topology;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mongodb::Client;
@@ -73,7 +72,7 @@ pub struct Upstream {
     /// Why the other servers can't be used.
     reasons: watch::Receiver<Vec<String>>,
     /// Where connections go as long as it can be reached.
-    chosen: Arc<Mutex<Option<ServerAddress>>>,
+    chosen: watch::Sender<Option<ServerAddress>>,
     has_credential: bool,
     tls: Option<Connector>,
     /// Counts clients' connections.
@@ -114,7 +113,7 @@ impl Upstream {
             options: plain,
             targets,
             reasons,
-            chosen: Arc::default(),
+            chosen: watch::Sender::default(),
             has_credential,
             tls,
             metrics: None,
@@ -155,6 +154,11 @@ impl Upstream {
         self.targets.clone()
     }
 
+    /// The server that new connections go to, as it changes.
+    pub fn chosen(&self) -> watch::Receiver<Option<ServerAddress>> {
+        self.chosen.subscribe()
+    }
+
     /// Why no server can be used, where none can.
     pub fn why_no_target(&self) -> String {
         let reasons = self.reasons.borrow();
@@ -180,7 +184,7 @@ impl Upstream {
     /// # Errors
     /// [`NoConnection`] if none accepts `within` that time.
     pub async fn connect(&self, within: Duration) -> Result<Connection, NoConnection> {
-        let connected = self.connect_to_one(within).await;
+        let connected = self.connect_to_any(within).await;
         if let Some(metrics) = &self.metrics {
             match &connected {
                 Ok(_) => metrics.opened.inc(),
@@ -190,19 +194,16 @@ impl Upstream {
         connected
     }
 
-    async fn connect_to_one(&self, within: Duration) -> Result<Connection, NoConnection> {
+    async fn connect_to_any(&self, within: Duration) -> Result<Connection, NoConnection> {
         let deadline = Instant::now() + within;
         let mut targets = self.targets.clone();
         let mut reason = String::new();
         loop {
             let addresses = self.in_order(targets.borrow_and_update().addresses());
             for address in &addresses {
-                match timeout_at(deadline, self.connect_to(address)).await {
-                    Ok(Ok(connection)) => {
-                        *self.chosen() = Some(address.clone());
-                        return Ok(connection);
-                    }
-                    Ok(Err(error)) => reason = format!("{address}: {error}"),
+                match timeout_at(deadline, self.connect_to_one(address, &addresses[0])).await {
+                    Ok(Ok(connection)) => return Ok(connection),
+                    Ok(Err(why)) => reason = why,
                     Err(_) => {
                         if reason.is_empty() {
                             reason = format!("{address} accepted no connection");
@@ -225,24 +226,49 @@ impl Upstream {
     /// The chosen one first; by chance, if there is none, or it isn't among them any more.
     fn in_order(&self, addresses: &[ServerAddress]) -> Vec<ServerAddress> {
         let mut addresses = addresses.to_vec();
-        let mut chosen = self.chosen();
-        let there = chosen
-            .as_ref()
-            .and_then(|chosen| addresses.iter().position(|one| one == chosen));
-        match there {
-            Some(first) => addresses.rotate_left(first),
-            None if addresses.is_empty() => {}
-            None => {
-                let first = rand::random_range(0..addresses.len());
-                addresses.rotate_left(first);
-                *chosen = addresses.first().cloned();
+        self.chosen.send_if_modified(|chosen| {
+            let there = chosen
+                .as_ref()
+                .and_then(|chosen| addresses.iter().position(|one| one == chosen));
+            match there {
+                Some(first) => addresses.rotate_left(first),
+                None if addresses.is_empty() => {}
+                None => {
+                    let first = rand::random_range(0..addresses.len());
+                    addresses.rotate_left(first);
+                    *chosen = addresses.first().cloned();
+                }
             }
-        }
+            there.is_none()
+        });
         addresses
     }
 
-    fn chosen(&self) -> MutexGuard<'_, Option<ServerAddress>> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Chooses `address` instead of `former`, unless another one was chosen meanwhile.
+    fn choose(&self, address: &ServerAddress, former: &ServerAddress) {
+        self.chosen.send_if_modified(|chosen| {
+            let is_former = chosen.as_ref() == Some(former);
+            if is_former {
+                *chosen = Some(address.clone());
+            }
+            is_former
+        });
+    }
+
+    /// Connects to `address`. If it isn't the one that was chosen, it must answer first, and is then chosen: a server that has
+    /// stopped accepts connections, too.
+    async fn connect_to_one(&self, address: &ServerAddress, chosen: &ServerAddress) -> Result<Connection, String> {
+        let is_chosen = address == chosen;
+        if !is_chosen {
+            // Boxed: its state would be part of every idle connection.
+            Box::pin(self.probe(address, None)).await?;
+        }
+        let connected = self.connect_to(address).await;
+        let connection = connected.map_err(|error| format!("{address}: {error}"))?;
+        if !is_chosen {
+            self.choose(address, chosen);
+        }
+        Ok(connection)
     }
 
     async fn connect_to(&self, address: &ServerAddress) -> io::Result<Connection> {
@@ -289,7 +315,10 @@ mod tests {
             assert_eq!(upstream.in_order(&addresses), order);
             // Other targets come and go meanwhile.
             assert_eq!(upstream.in_order(&order[..1])[0], order[0]);
-            *upstream.chosen() = Some(order[1].clone());
+            upstream.choose(&order[1], &order[0]);
+            assert_eq!(upstream.in_order(&addresses)[0], order[1]);
+            // Another task has found out about the former one later.
+            upstream.choose(&order[2], &order[0]);
             assert_eq!(upstream.in_order(&addresses)[0], order[1]);
             first.push(order[0].to_string());
         }

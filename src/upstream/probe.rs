@@ -2,7 +2,7 @@
 //!
 //! The driver's monitoring notices a server whose connections break. It notices one that only hangs after many seconds, or never. The
 //! probe sends `hello`, which no lock and no shard delays, on a connection that it keeps. If that server doesn't answer and
-//! another one does, new clients' connections go to the other one.
+//! another one does, clients' connections go to the other one.
 
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ impl Probe {
             match answer {
                 Ok((connection, round_trip)) => {
                     let (reason, instead) = (reasons.join("; "), connection.address());
-                    tracing::warn!(reason, %instead, "a server does not answer; new connections go to another one");
-                    *self.upstream.chosen() = Some(instead.clone());
+                    tracing::warn!(reason, %instead, "a server does not answer; connections go to another one");
+                    self.upstream.choose(instead, first);
                     self.kept = Some(connection);
                     return Ok(round_trip);
                 }
@@ -86,7 +86,11 @@ impl Probe {
 
 impl Upstream {
     /// Asks one server, on the connection `kept` if that still works.
-    async fn probe(&self, address: &ServerAddress, kept: Option<Connection>) -> Result<(Connection, Duration), String> {
+    pub(super) async fn probe(
+        &self,
+        address: &ServerAddress,
+        kept: Option<Connection>,
+    ) -> Result<(Connection, Duration), String> {
         let asking = async {
             if let Some(mut connection) = kept
                 && let Ok(round_trip) = hello(&mut connection).await

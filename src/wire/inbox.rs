@@ -72,9 +72,13 @@ impl Inbox {
         &mut self.bytes
     }
 
-    /// Takes the first `count` bytes out.
+    /// Takes the first `count` bytes out. If they are many, the rest moves, because it would keep all of their buffer in memory.
     pub fn take(&mut self, count: usize) -> Bytes {
-        self.bytes.split_to(count).freeze()
+        let taken = self.bytes.split_to(count).freeze();
+        if count > KEPT_BYTES_MAX {
+            self.bytes = BytesMut::from(&self.bytes[..]);
+        }
+        taken
     }
 
     /// Drops the first `count` bytes.
@@ -129,6 +133,20 @@ mod tests {
         inbox.space(0).put_slice(&message(48_000_000)[..1000]);
         inbox.space(47_999_000);
         assert!(inbox.bytes.capacity() < 256 * 1024);
+    }
+
+    #[test]
+    fn keeps_no_part_of_a_large_buffer_that_was_taken() {
+        let mut inbox = Inbox::default();
+        let small = message(20);
+        inbox
+            .space(200_000)
+            .put_slice(&[message(100_000), small.clone()].concat());
+        assert_eq!(inbox.take(100_000), message(100_000));
+        assert_eq!(inbox.bytes(), small);
+        assert!(inbox.capacity() < IDLE_BYTES, "{}", inbox.capacity());
+        inbox.take(small.len());
+        assert!(inbox.bytes().is_empty());
     }
 
     #[test]

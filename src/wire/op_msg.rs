@@ -207,34 +207,30 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// Whether `document` has a value at the dotted `path`.
+/// Whether the server finds a value at the dotted `path` of `document`.
 ///
-/// In an array, a name of the path can be a position, or a field of any element. The server searches the same way for
-/// names that a sequence repeats.
-fn holds_path(document: Doc<'_>, path: &[u8]) -> Result<bool, Malformed> {
-    for element in document.elements() {
-        let element = element?;
-        if element.name == path {
-            return Ok(true);
-        }
-        let below = path.strip_prefix(element.name).and_then(|rest| rest.strip_prefix(b"."));
-        let (Some(below), Some(nested)) = (below, element.as_document_or_array()?) else {
-            continue;
+/// As the server does, this follows the first field of each name, and any array on the way counts as a value. So the search
+/// reads no part of the document twice, however deep it is.
+fn holds_path(mut document: Doc<'_>, mut path: &[u8]) -> Result<bool, Malformed> {
+    loop {
+        let (name, below) = match path.iter().position(|byte| *byte == b'.') {
+            Some(dot) => (&path[..dot], &path[dot + 1..]),
+            None => (path, &[][..]),
         };
-        if holds_path(nested, below)? {
+        let first = document
+            .elements()
+            .find(|element| element.is_err() || element.is_ok_and(|element| element.name == name));
+        let Some(element) = first.transpose()? else {
+            return Ok(false);
+        };
+        if below.is_empty() || element.kind == ElementType::Array {
             return Ok(true);
         }
-        if element.kind == ElementType::Array {
-            for member in nested.elements() {
-                if let Some(member) = member?.as_document_or_array()?
-                    && holds_path(member, below)?
-                {
-                    return Ok(true);
-                }
-            }
-        }
+        let Some(nested) = element.as_document()? else {
+            return Ok(false);
+        };
+        (document, path) = (nested, below);
     }
-    Ok(false)
 }
 
 fn text(name: &[u8]) -> String {
@@ -336,12 +332,24 @@ mod tests {
             (deep_name("a.b"), Rejection::SequenceInBody("a.b".into())),
             (deep_name("a.b.0"), Rejection::SequenceInBody("a.b.0".into())),
             (deep_name("a.b.c"), Rejection::SequenceInBody("a.b.c".into())),
+            (deep_name("a.b.2"), Rejection::SequenceInBody("a.b.2".into())),
+            (deep_name("a.b.0.c"), Rejection::SequenceInBody("a.b.0.c".into())),
+            (deep_name("a."), Rejection::SequenceInBody("a.".into())),
         ] {
             assert_eq!(OpMsg::parse_whole(&bytes), Err(expected));
         }
-        for fine in ["b", "a.c", "a.b.2", "", "ping.x", "a.b.0.c"] {
+        for fine in ["b", "a.c", "", "ping.x", "a..b", ".a"] {
             assert!(OpMsg::parse_whole(&deep_name(fine)).is_ok(), "{fine}");
         }
+    }
+
+    #[test]
+    fn a_long_name_in_nested_arrays_takes_no_time() {
+        let nested = (0..90).fold(bson::Bson::Array(Vec::new()), |inner, _| bson::Bson::Array(vec![inner]));
+        let name = vec!["0"; 100].join(".") + ".x";
+        let sections = [body(&doc! { "ping": 1, "$db": "x", "0": nested }), sequence(&name, &[])].concat();
+        let parsed = OpMsg::parse_whole(&message(0, &sections)).map(drop);
+        assert_eq!(parsed, Err(Rejection::SequenceInBody(name)));
     }
 
     proptest! {

@@ -94,9 +94,12 @@ pub enum Treatment {
 pub struct ServerError {
     /// MongoDB's error code.
     pub code: i32,
-    /// The text.
+    /// The text, of [`ERROR_TEXT_BYTES_MAX`] bytes at most.
     pub message: String,
 }
+
+/// The longest text of an error. A client can choose names in it that have millions of bytes, and a reply has to hold it.
+pub const ERROR_TEXT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 impl From<TooLong> for Rejection {
     fn from(TooLong(bytes): TooLong) -> Self {

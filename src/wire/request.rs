@@ -2,6 +2,7 @@
 //!
 //! The [`Envelope`] outlives the parse, because a rejected request is also answered in the request's form.
 
+use super::rejection::ERROR_TEXT_BYTES_MAX;
 use super::{
     Compressor, Draft, Flags, Header, OpCode, OpMsg, OpQuery, OpReply, Rejection, ServerError, TooLong, compress,
     decompress,
@@ -144,8 +145,12 @@ impl Envelope {
 }
 
 impl ServerError {
-    /// An error with the server's name for its code.
-    pub fn new(code: i32, message: String) -> ServerError {
+    /// An error with the server's name for its code. Too long a `message` is cut.
+    pub fn new(code: i32, mut message: String) -> ServerError {
+        if message.len() > ERROR_TEXT_BYTES_MAX {
+            let end = (0..=ERROR_TEXT_BYTES_MAX).rfind(|end| message.is_char_boundary(*end));
+            message.truncate(end.unwrap_or(0));
+        }
         ServerError { code, message }
     }
 
@@ -157,5 +162,39 @@ impl ServerError {
             .int32("code", self.code)
             .string("codeName", code::name(self.code).as_bytes());
         body.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+    use crate::wire::{MESSAGE_BYTES_MAX, Treatment};
+
+    /// As text, each byte of the name becomes three.
+    #[test]
+    fn a_name_that_fills_the_message_gets_an_error() {
+        let name = vec![0xff; MESSAGE_BYTES_MAX / 2 - 1000];
+        let size = 4 + name.len() as i32 + 1;
+        let sequence = [&[1][..], &size.to_le_bytes(), &name, &[0]].concat();
+        let body = doc! { "ping": 1, "$db": "x" }.to_vec().unwrap();
+        let sections = [&[0][..], &body, &sequence, &sequence].concat();
+        let header = Header {
+            length: Header::SIZE + 4 + sections.len(),
+            request_id: 7,
+            response_to: 0,
+            op_code: OpCode::MSG,
+        };
+        let message = [&header.bytes()[..], &[0; 4], &sections].concat();
+        let request = Request::read(&message, None, &mut Vec::new()).unwrap().envelope;
+        let rejection = OpMsg::parse(&message).unwrap_err();
+        let Treatment::Answer(error) = rejection.treatment() else {
+            panic!("{:?}", rejection.treatment());
+        };
+        assert_eq!(error.code, code::DUPLICATE_SEQUENCE);
+        let reply = request.error(&rejection, &error, 1);
+        assert!(reply.len() < 2 * ERROR_TEXT_BYTES_MAX);
+        assert!(error.message.starts_with("Duplicate document sequence: \u{fffd}"));
     }
 }

@@ -1,5 +1,6 @@
 //! A deployment that can't be reached, or that hangs: `/readyz`, the log and the metrics say so, and again when it is back.
 
+use std::cell::OnceCell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -26,12 +27,21 @@ fn is_lost(keyward: &Keyward) -> bool {
 
 /// Whether a new client gets an answer within a second.
 fn is_served(address: &str) -> bool {
+    served_client(address).is_some()
+}
+
+/// A new client, if it gets an answer within a second.
+fn served_client(address: &str) -> Option<TcpStream> {
     let ping = doc! { "ping": 1, "$db": "admin" }.to_vec().unwrap();
     let ping = Draft::of_body(&ping).frame(1, 0).unwrap().to_vec();
     let mut client = TcpStream::connect(address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     client.write_all(&ping).unwrap();
-    client.read_exact(&mut [0]).is_ok()
+    let mut length = [0; 4];
+    client.read_exact(&mut length).ok()?;
+    let mut rest = vec![0; u32::from_le_bytes(length) as usize - length.len()];
+    client.read_exact(&mut rest).ok()?;
+    Some(client)
 }
 
 fn keyward(upstream: &str) -> Keyward {
@@ -95,7 +105,13 @@ fn of_two_routers_one_may_hang() {
     let routers = [(); 2].map(|()| Cluster::shared().start_router().unwrap());
     let [one, other] = routers.each_ref().map(|router| router.address());
     let keyward = keyward(&format!("mongodb://{one},{other}/"));
+    let mut earlier = Vec::new();
     for router in &routers {
+        let client = OnceCell::new();
+        keyward.until("an earlier client", || {
+            served_client(&keyward.address).is_some_and(|served| client.set(served).is_ok())
+        });
+        earlier.extend(client.into_inner());
         router.stop().unwrap();
         keyward.until("a client that is served", || is_served(&keyward.address));
         assert!(is_ready(&keyward), "{}", keyward.get("/readyz"));
@@ -103,8 +119,13 @@ fn of_two_routers_one_may_hang() {
         let hello = || testbed::command::run(&router.address(), "admin", doc! { "hello": 1 }).is_ok();
         keyward.until("the router's return", hello);
     }
-    let moved = "a server does not answer; new connections go to another one";
+    let moved = "a server does not answer; connections go to another one";
     assert!(keyward.log().contains(moved), "{}", keyward.log());
+    // Otherwise a driver's connections would go to both.
+    keyward.until("the end of an earlier connection", || {
+        let mut clients = earlier.iter();
+        clients.any(|mut client| matches!(client.read(&mut [0]), Ok(0)))
+    });
 }
 
 /// The driver waits for thirty seconds before it reports an error.

@@ -75,9 +75,11 @@ fn section(random: &mut StdRng) -> Vec<u8> {
         let body = doc! { "ping": 1, "a": { "b": [1, { "c": true }] }, "$db": "admin" };
         return [&[kind][..], &document(random, &body)].concat();
     }
-    let name = *["d", "e", "a", "a.b", "a.b.0", "a.b.c", "a.x", ""]
-        .choose(random)
-        .unwrap();
+    let name = *[
+        "d", "e", "a", "a.", "a..b", "a.b", "a.b.0", "a.b.2", "a.b.c", "a.b.1.c", "a.x", "ping.x", "",
+    ]
+    .choose(random)
+    .unwrap();
     let mut documents = Vec::new();
     for n in 0..random.random_range(0..3) {
         documents.extend(document(random, &doc! { "n": n, "s": "text" }));

@@ -350,6 +350,13 @@ fn merge_target<'a>(
 ) -> Result<Option<Target<'a>>, Malformed> {
     let [_] = outputs else { return Ok(None) };
     let merge = MergeCommand::read(command.message.body, command.database)?;
+    // Servers differ in whether the stated collation counts for these fields.
+    if let Some(merge) = &merge
+        && merge.is_collated()?
+        && merge.states_on()?
+    {
+        return Ok(None);
+    }
     let target = merge.map(|merge| merge.target);
     Ok(target.filter(|target| target.kind(protection) == Some(TargetKind::Protected)))
 }

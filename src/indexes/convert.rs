@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::build::build;
 use super::building::WantedConstraints;
-use super::create::{deadline, waiting_client, wanted_of};
+use super::create::{deadline, end_without_index, waiting_client, wanted_of};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::unique_change::UniqueChange;
@@ -57,13 +57,18 @@ pub async fn convert_index(
     let waiting = waiting_client(context, body, upstream).await?;
     let first = wanted.entries.first();
     let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
-    Ok(Some(
-        match convert(context, &change, &wanted, (&before, deadline)).await {
-            Ok(true) => change.noted_in(Doc::new(&answer)?)?,
-            Ok(false) => answer,
-            Err(refusal) => refusal,
-        },
-    ))
+    let is_made = match convert(context, &change, &wanted, (&before, deadline)).await {
+        Ok(is_made) => is_made,
+        Err(refusal) => return Ok(Some(refusal)),
+    };
+    // Another client may have dropped the index before the list had the constraint.
+    if !change.is_dry_run && end_without_index(context, &wanted, body, upstream).await? {
+        return Ok(first.map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()));
+    }
+    Ok(Some(match is_made {
+        true => change.noted_in(Doc::new(&answer)?)?,
+        false => answer,
+    }))
 }
 
 /// The constraint of the index that the command means; none if the server can keep the index unique, or must answer the command.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
-use super::build::build;
+use super::build::{FailedBuild, build};
 use super::building::WantedConstraints;
 use super::command::{asks_for_unique, index_documents, without_unique};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
@@ -23,6 +23,7 @@ use super::waiting::WaitingClient;
 use super::{IndexContext, refused};
 use crate::authorization::{Actions, logged_in_users};
 use crate::classify::Target;
+use crate::client_constraints::ClientConstraint;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::prepare::Existing;
@@ -69,26 +70,24 @@ pub async fn create_indexes(
     };
     let (deadline, before) = (deadline(message.body)?, before.as_deref());
     let plain = without_unique(message, &positions)?;
-    let waiting = waiting_client(context, message.body, upstream).await?;
-    let first = wanted.entries.first();
+    let (first, waiting) = (
+        wanted.entries.first(),
+        waiting_client(context, message.body, upstream).await?,
+    );
     let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
-    for _ in 0..TRIES_MAX {
+    for turn in 0..TRIES_MAX {
         let reply = upstream.run(&plain).await?;
         if !reply::is_ok(Doc::new(&reply)?)? {
+            if turn > 0 {
+                end_without_index(context, &wanted, message.body, upstream).await?;
+            }
             return Ok(Some(reply));
         }
         let is_any_made = is_any_made(Doc::new(&reply)?)?;
         let found = FoundIndexes { before, is_any_made };
         if let Err(failed) = build(&context.building(), &wanted, found, deadline).await {
-            let mut tries = 0..TRIES_MAX;
-            while failed.is_withdrawn
-                && drop_made(context, &wanted, before, message.body, upstream).await?
-                && tries.next().is_some()
-            {
-                upstream.run(&plain).await?;
-            }
-            failed.await_ended(&context.building()).await;
-            return Ok(Some(failed.reply));
+            let reply = take_back(context, &wanted, (before, &plain), failed, message.body, upstream).await?;
+            return Ok(Some(reply));
         }
         let indexes = existing_indexes(&namespace, message.body, upstream).await?;
         // Another client's command may have dropped an index before the list had its constraint.
@@ -96,10 +95,64 @@ pub async fn create_indexes(
             return Ok(Some(reply));
         }
     }
-    Ok(wanted
-        .entries
-        .first()
-        .map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
+    end_without_index(context, &wanted, message.body, upstream).await?;
+    Ok(first.map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
+}
+
+/// Drops the indexes that the server made for a command whose build failed; returns the client's reply. If another client's command has
+/// made a constraint again meanwhile, the server makes its index again by the `plain` command.
+async fn take_back(
+    context: &IndexContext<'_>,
+    wanted: &WantedConstraints,
+    (before, plain): (Option<&[ListedIndex]>, &[u8]),
+    failed: FailedBuild,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let mut tries = 0..TRIES_MAX;
+    while failed.is_withdrawn && drop_made(context, wanted, before, body, upstream).await? && tries.next().is_some() {
+        upstream.run(plain).await?;
+    }
+    failed.await_ended(&context.building()).await;
+    Ok(failed.reply)
+}
+
+/// Ends those of the wanted constraints that the list has, and whose indexes are gone: another client has dropped them before the list had
+/// the constraints. Returns whether there is one.
+pub(super) async fn end_without_index(
+    context: &IndexContext<'_>,
+    wanted: &WantedConstraints,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<bool, ForwardError> {
+    // Read before the indexes: if another client makes one again meanwhile, the list has changed, and the constraint stays.
+    let Ok(list) = context.list.store.read().await else {
+        return Ok(false);
+    };
+    let Some(indexes) = existing_indexes(&wanted.namespace, body, upstream).await? else {
+        return Ok(false);
+    };
+    let is_gone = |entry: &&ClientConstraint| {
+        let name = entry.constraint.name();
+        wanted.names().any(|wanted| wanted == name) && !has(&indexes, name)
+    };
+    let gone: Vec<&ClientConstraint> = list.on(&wanted.namespace).filter(is_gone).collect();
+    let ids: Vec<ObjectId> = gone.iter().map(|entry| entry.id).collect();
+    let constraints: Vec<_> = gone.iter().map(|entry| entry.constraint.clone()).collect();
+    if ids.is_empty() {
+        return Ok(false);
+    }
+    let ended = async {
+        let is_removed = context.list.remove_from(list, &ids).await?;
+        if is_removed {
+            context.building().await_ended(&constraints).await?;
+        }
+        Ok::<_, StoreError>(is_removed)
+    };
+    Ok(ended.await.unwrap_or_else(|error| {
+        tracing::warn!(%error, namespace = %wanted.namespace, "a constraint whose index was dropped stays; send dropIndexes for it");
+        true
+    }))
 }
 
 /// How often the server makes the indexes for one command at most, if other clients drop them meanwhile.

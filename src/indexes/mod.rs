@@ -185,8 +185,8 @@ fn reserves_for(catalog: &Catalog, entry: &ClientConstraint) -> bool {
         .any(|proxy| proxy.constraint.name() == name && proxy.constraint.client_entry().is_none_or(|id| id == entry.id))
 }
 
-/// Whether each of the catalog's constraints that a client made on `namespace` is one of `made`. Whoever dropped another one was told that it
-/// has ended, and did not wait for this Keyward.
+/// Whether each of the catalog's constraints that a client made on `namespace` is one of `made`. The client that dropped another one did not
+/// wait for this Keyward.
 fn has_only(catalog: &Catalog, namespace: &Namespace, made: &[ClientConstraint]) -> bool {
     let protected = catalog.on(namespace);
     let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);

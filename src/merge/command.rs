@@ -79,6 +79,12 @@ impl<'a> MergeCommand<'a> {
         Ok(self.body.get("collation")?.is_some())
     }
 
+    /// Whether its last stage states the fields to match by.
+    pub fn states_on(&self) -> Result<bool, Malformed> {
+        let specification = self.specification.as_document()?;
+        Ok(specification.map_or(Ok(None), |stage| stage.get("on"))?.is_some())
+    }
+
     /// Whether only the server's own refusal can answer it: `$merge` is possible in no transaction, and with no linearizable read.
     pub fn is_impossible(&self) -> Result<bool, Malformed> {
         let level = self.body.value_at("readConcern.level")?;

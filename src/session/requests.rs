@@ -30,7 +30,7 @@ pub enum Requests {
 impl Requests {
     /// Goes one step on; true once a whole message has arrived that the session must look at.
     ///
-    /// What a command may write is only sent while `is_permitted` says so: upstream may take a message's rest long after the
+    /// A command that needs the permit is sent only while `is_permitted` returns true: upstream may take a message's rest long after the
     /// command was judged. A server never runs a message that isn't whole.
     ///
     /// - Cancel: loses nothing.

@@ -46,9 +46,9 @@ enum Action {
     Merge(Vec<u8>, ReplyTo),
 }
 
-/// What upstream may do with a message that goes on.
+/// The effects that a message may have once it goes on.
 #[derive(Debug, Clone, Copy, Default)]
-struct Effect {
+struct Effects {
     /// It may write something.
     may_write: bool,
     /// It may write to collections of clients.
@@ -57,9 +57,9 @@ struct Effect {
     may_change_user: bool,
 }
 
-impl Effect {
-    fn of(judged: &Judged<'_>) -> Effect {
-        Effect {
+impl Effects {
+    fn of(judged: &Judged<'_>) -> Effects {
+        Effects {
             may_write: judged.context.may_write,
             needs_permit: judged.asks_to_write || judged.context.commits(),
             may_change_user: judged.context.may_change_user,
@@ -78,7 +78,7 @@ impl Session {
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.finish(Action::Silence, length, Effect::default(), CommandSpan::default());
+                self.finish(Action::Silence, length, Effects::default(), CommandSpan::default());
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -89,7 +89,7 @@ impl Session {
         self.client_span.note(&request, &context);
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
-        let (effect, compressor) = (Effect::of(&judged), judged.request.envelope.compressor);
+        let (effect, compressor) = (Effects::of(&judged), judged.request.envelope.compressor);
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
         let span = match self.requests == Requests::Waiting {
             true => std::mem::take(&mut self.waiting),
@@ -142,7 +142,7 @@ impl Session {
     }
 
     /// Ends the handling of the first message in the inbox, which has `length` bytes; `span` ends with its reply.
-    fn finish(&mut self, action: Action, length: usize, effect: Effect, span: CommandSpan) {
+    fn finish(&mut self, action: Action, length: usize, effect: Effects, span: CommandSpan) {
         self.forget_unpacked();
         match action {
             Action::Forward(reply) => {

@@ -199,7 +199,7 @@ impl Upstream {
         let mut targets = self.targets.clone();
         let mut reason = String::new();
         loop {
-            let addresses = self.in_order(targets.borrow_and_update().addresses());
+            let addresses = self.in_order(&targets.borrow_and_update());
             for address in &addresses {
                 match timeout_at(deadline, self.connect_to_one(address, &addresses[0])).await {
                     Ok(Ok(connection)) => return Ok(connection),
@@ -223,23 +223,29 @@ impl Upstream {
         }
     }
 
-    /// The chosen one first; by chance, if there is none, or it isn't among them any more.
-    fn in_order(&self, addresses: &[ServerAddress]) -> Vec<ServerAddress> {
-        let mut addresses = addresses.to_vec();
+    /// The addresses of `targets`, the chosen one first. If none is chosen, or another server is the primary now, it is chosen by
+    /// chance. A `mongos` stays chosen while the driver doesn't know it: one error of Keyward's own is enough for that. Only who asks it
+    /// finds out whether another one must be chosen.
+    fn in_order(&self, targets: &Targets) -> Vec<ServerAddress> {
+        let mut addresses = targets.addresses().to_vec();
+        if addresses.is_empty() {
+            return addresses;
+        }
         self.chosen.send_if_modified(|chosen| {
             let there = chosen
                 .as_ref()
                 .and_then(|chosen| addresses.iter().position(|one| one == chosen));
-            match there {
-                Some(first) => addresses.rotate_left(first),
-                None if addresses.is_empty() => {}
-                None => {
-                    let first = rand::random_range(0..addresses.len());
-                    addresses.rotate_left(first);
-                    *chosen = addresses.first().cloned();
-                }
+            let first = there.unwrap_or_else(|| rand::random_range(0..addresses.len()));
+            addresses.rotate_left(first);
+            if there.is_some() {
+                return false;
             }
-            there.is_none()
+            if chosen.is_some() && !targets.follows_primary() {
+                addresses.splice(0..0, chosen.clone());
+                return false;
+            }
+            *chosen = addresses.first().cloned();
+            true
         });
         addresses
     }
@@ -310,16 +316,22 @@ mod tests {
         let mut first = Vec::new();
         for _ in 0..60 {
             let upstream = Upstream::new("mongodb://a:1,b:1,c:1").await.unwrap();
-            let order = upstream.in_order(&addresses);
+            let routers = |addresses: &[ServerAddress]| Targets::of(addresses, false);
+            let all = routers(&addresses);
+            let order = upstream.in_order(&all);
             assert_eq!(order.len(), 3);
-            assert_eq!(upstream.in_order(&addresses), order);
-            // Other targets come and go meanwhile.
-            assert_eq!(upstream.in_order(&order[..1])[0], order[0]);
+            assert_eq!(upstream.in_order(&all), order);
+            // Other targets come and go meanwhile, and so does the chosen one.
+            assert_eq!(upstream.in_order(&routers(&order[..1]))[0], order[0]);
+            assert_eq!(upstream.in_order(&routers(&order[1..]))[0], order[0]);
             upstream.choose(&order[1], &order[0]);
-            assert_eq!(upstream.in_order(&addresses)[0], order[1]);
+            assert_eq!(upstream.in_order(&all)[0], order[1]);
             // Another task has found out about the former one later.
             upstream.choose(&order[2], &order[0]);
-            assert_eq!(upstream.in_order(&addresses)[0], order[1]);
+            assert_eq!(upstream.in_order(&all)[0], order[1]);
+            // Another server is the primary.
+            let primary = Targets::of(&order[2..], true);
+            assert_eq!(upstream.in_order(&primary), order[2..]);
             first.push(order[0].to_string());
         }
         first.sort_unstable();

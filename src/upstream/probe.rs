@@ -44,7 +44,7 @@ impl Probe {
     /// # Errors
     /// For each server, why it can't be used.
     pub async fn ask(&mut self) -> Result<Duration, String> {
-        let addresses = self.upstream.in_order(self.targets.borrow_and_update().addresses());
+        let addresses = self.upstream.in_order(&self.targets.borrow_and_update());
         let Some((first, others)) = addresses.split_first() else {
             return Err(self.upstream.why_no_target());
         };

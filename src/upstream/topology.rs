@@ -24,9 +24,22 @@ pub struct Targets {
 }
 
 impl Targets {
+    #[cfg(test)]
+    pub(super) fn of(addresses: &[ServerAddress], follows_primary: bool) -> Targets {
+        Targets {
+            addresses: addresses.to_vec(),
+            follows_primary,
+        }
+    }
+
     /// Their addresses, in a fixed order; empty while none is known.
     pub fn addresses(&self) -> &[ServerAddress] {
         &self.addresses
+    }
+
+    /// Whether a connection is of use only as long as its server is the primary.
+    pub fn follows_primary(&self) -> bool {
+        self.follows_primary
     }
 
     /// Whether a connection to `address` must end, because another server is known to be the primary now.

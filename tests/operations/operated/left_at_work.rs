@@ -211,7 +211,7 @@ fn what_a_killed_keyward_has_left_at_work_is_waited_for() {
     };
     first.until("the update's start", || late(0));
     first.kill();
-    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }} }}");
+    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}");
     let with = without.replace("constraints: []", &format!("constraints: [{constraint}]"));
     let second = Keyward::of_in(&with, &haste);
     second.until("ready", || second.get("/readyz").ends_with("\r\n\r\nready\n"));

@@ -7,7 +7,7 @@ use bson::spec::ElementType;
 use super::group_commit::{Done, GroupTerms, GroupTurn, Member, Size};
 use super::transaction::{Load, ReservationMode, TransactionOutcome, Transactional, own_transaction};
 use crate::claims::Candidate;
-use crate::command::running::{API, append_fields};
+use crate::command::running::{API, append_fields, asks_beyond_majority};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::{ForwardError, reply_within};
@@ -25,7 +25,9 @@ impl Transactional {
         these: &[&Candidate<'_>],
         reservations: ReservationMode,
     ) -> Result<TransactionOutcome, ForwardError> {
-        if op.client_deadline.is_some() || !Size::of(these).is_little() {
+        // If a group waited for more than a majority, it would hold its members up for as long.
+        let waits = op.client_deadline.is_some() || asks_beyond_majority(op.command.body)?;
+        if waits || !Size::of(these).is_little() {
             return self.try_alone(op, these, reservations).await;
         }
         let terms = Self::terms(op, reservations)?;

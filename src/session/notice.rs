@@ -38,10 +38,13 @@ impl Notices {
         address: ServerAddress,
         epochs: watch::Receiver<CatalogEpoch>,
     ) -> Notices {
+        let targets = upstream.targets();
+        // One of the two decides how long the connection is of use. Each that is waited for costs something for every message.
+        let follows_primary = targets.borrow().follows_primary();
         Notices {
             stage: Some(stage),
-            targets: Some(upstream.targets()),
-            chosen: Some(upstream.chosen()),
+            targets: follows_primary.then_some(targets),
+            chosen: (!follows_primary).then(|| upstream.chosen()),
             address,
             epochs,
         }

@@ -22,6 +22,8 @@ pub enum Requests {
         left: usize,
         /// It may only be sent while this Keyward may write.
         needs_permit: bool,
+        /// Upstream was asked to take bytes. Until then, what was found when the message was judged holds.
+        is_begun: bool,
     },
     /// The first message in the inbox waits until no reply is pending.
     Waiting,
@@ -46,14 +48,20 @@ impl Requests {
     ) -> Result<bool, End> {
         match self {
             Requests::Waiting => std::future::pending().await,
-            Requests::Sending { left, needs_permit } => {
+            Requests::Sending {
+                left,
+                needs_permit,
+                is_begun,
+            } => {
                 let written = {
                     let mut sending = pin!(upstream.write_some(&client.inbox.bytes()[..*left]));
                     // Asked each time that upstream takes more, not only when this begins.
-                    poll_fn(|context| match *needs_permit && !is_permitted() {
-                        true => Poll::Ready(Err(End::Outlasted)),
-                        false => sending.as_mut().poll(context).map_err(End::Upstream),
-                    })
+                    poll_fn(
+                        |context| match std::mem::replace(is_begun, true) && *needs_permit && !is_permitted() {
+                            true => Poll::Ready(Err(End::Outlasted)),
+                            false => sending.as_mut().poll(context).map_err(End::Upstream),
+                        },
+                    )
                     .await?
                 };
                 *left -= written;
@@ -109,6 +117,7 @@ mod tests {
         let mut requests = Requests::Sending {
             left: LENGTH,
             needs_permit: true,
+            is_begun: false,
         };
         let is_permitted = std::cell::Cell::new(true);
         let mut step = async || {

@@ -157,6 +157,7 @@ impl Session {
                 self.requests = Requests::Sending {
                     left: length,
                     needs_permit: effect.needs_permit,
+                    is_begun: false,
                 };
                 return;
             }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 mod fleet_model;
+mod list_model;
 mod model;
 mod simulation;
 mod under_test;

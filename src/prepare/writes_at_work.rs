@@ -116,7 +116,7 @@ fn writes_to(namespace: &Namespace) -> Document {
     let mut kinds = vec![doc! { "op": { "$in": ["update", "insert", "remove"] } }];
     kinds.extend(by_command);
     let mut any = vec![doc! { "ns": namespace.to_string(), "$or": kinds }];
-    // The others name their targets inside the command. What they have read is their namespace.
+    // The others name their targets inside the command. Their namespace is the collection that they read.
     any.push(doc! { "op": "bulkWrite" });
     for name in ["bulkWrite", "mapReduce", "mapreduce"] {
         any.push(doc! { format!("command.{name}"): { "$exists": true } });

@@ -138,12 +138,17 @@ fn the_progress_of_a_build_is_shown() {
         .unwrap();
     let relay = Relay::start(CLUSTER.router_address());
     let builder = Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri())).leaving();
-    let reserving = relay.hold(&insert_into("keyward.users.email_1"));
+    let other = start();
+    let beginning = relay.hold(b"backfill.by\0");
     std::thread::scope(|scope| {
         let made = scope.spawn(|| reply(&builder, DATABASE, &create([unique_email()])));
+        beginning.wait();
+        // As it applies the list, a Keyward ends the backfill's epoch.
+        let has_applied = |line: &str| line.contains("clients' constraints applied") && line.contains(DATABASE);
+        other.until("the list applied", || other.log().lines().any(has_applied));
+        let reserving = relay.hold(&insert_into("keyward.users.email_1"));
+        drop(beginning);
         reserving.wait();
-        // Started only now: as it applies the list, a Keyward ends the backfill's epoch.
-        let other = start();
         assert_progress(&other, DATABASE, 0);
         // The end of the backfill.
         let completing = relay.hold(b"$unset\0");

@@ -95,12 +95,15 @@ fn command(random: &mut StdRng) -> Document {
         _ => vec![],
     };
     let mut pipeline = before;
-    pipeline.push(doc! { "$merge": stage(random) });
+    let stage = stage(random);
+    // Keyward refuses the two together.
+    let may_state_collation = !stage.contains_key("on");
+    pipeline.push(doc! { "$merge": stage });
     let mut command = doc! { "aggregate": "source", "pipeline": pipeline, "cursor": {}, "let": { "g": "global" } };
     if random.random_bool(0.1) {
         command.insert("bypassDocumentValidation", true);
     }
-    if random.random_bool(0.1) {
+    if random.random_bool(0.2) && may_state_collation {
         command.insert("collation", doc! { "locale": "en" });
     }
     if random.random_bool(0.2) {

@@ -5,6 +5,7 @@
 use bson::spec::ElementType;
 
 use super::Protection;
+use crate::namespace::Namespace;
 use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
 
 /// A collection that a command names, with unchanged bytes.
@@ -26,6 +27,15 @@ pub enum TargetKind {
 }
 
 impl<'a> Target<'a> {
+    /// Its names as text; none if one isn't UTF-8: no server has such a collection.
+    pub fn namespace(self) -> Option<Namespace> {
+        let names = (
+            str::from_utf8(self.database).ok()?,
+            str::from_utf8(self.collection).ok()?,
+        );
+        Some(Namespace::new(names.0, names.1))
+    }
+
     /// The target's kind in the catalog.
     pub fn kind(self, protection: &impl Protection) -> Option<TargetKind> {
         if protection.protects(self.database, self.collection) {

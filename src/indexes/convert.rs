@@ -34,10 +34,9 @@ pub async fn convert_index(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let (Ok(database), Ok(collection)) = (str::from_utf8(target.database), str::from_utf8(target.collection)) else {
+    let Some(namespace) = target.namespace() else {
         return Ok(None);
     };
-    let namespace = Namespace::new(database, collection);
     let Some(change) = UniqueChange::of(body)? else {
         return Ok(None);
     };

@@ -41,10 +41,9 @@ pub async fn create_indexes(
     target: Target<'_>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let (Ok(database), Ok(collection)) = (str::from_utf8(target.database), str::from_utf8(target.collection)) else {
+    let Some(namespace) = target.namespace() else {
         return Ok(None);
     };
-    let namespace = Namespace::new(database, collection);
     // The server judges every command in a transaction: an existing sharded collection gets no index there.
     if message.body.get("autocommit")?.is_some() {
         return Ok(None);

@@ -28,10 +28,9 @@ pub async fn drop_indexes(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let (Ok(database), Ok(collection)) = (str::from_utf8(target.database), str::from_utf8(target.collection)) else {
+    let Some(namespace) = target.namespace() else {
         return Ok(None);
     };
-    let namespace = Namespace::new(database, collection);
     let list = match context.list.store.read().await {
         Ok(list) => list,
         Err(error) => return Ok(Some(IndexRefusal::from(error).error().body())),

@@ -22,11 +22,13 @@ pub enum Listing {
 
 impl Listing {
     /// The command without what is Keyward's own; nothing if the client asks for it, or if only the server can judge the command.
-    pub(super) fn hiding(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
-        match self {
+    pub(super) fn hiding(self, body: Doc<'_>) -> Option<Vec<u8>> {
+        let hiding = match self {
             Listing::Collections | Listing::Databases => self.with_filter(body),
             Listing::Changes => with_stage(body),
-        }
+        };
+        // The server has an error for a part of the command that can't be read.
+        hiding.ok().flatten()
     }
 
     fn with_filter(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
@@ -69,13 +71,40 @@ fn with_stage(body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
             };
             stages.push(stage.bytes().to_vec());
         }
-        let hiding = doc! { "$match": {
-            "ns.db": { "$ne": fleet::DATABASE }, "ns.coll": { "$not": { "$regex": own_names() } },
-        } };
+        let hiding = match stages.first().map(|stage| resumes(stage)).transpose()? {
+            Some(true) => pruning(),
+            _ => matching(),
+        };
         stages.insert(1.min(stages.len()), bytes_of(&hiding));
         command.documents("pipeline", &stages);
     }
     Ok(Some(command.finish()))
+}
+
+/// Whether a `$changeStream` stage goes on behind an event.
+fn resumes(stage: &[u8]) -> Result<bool, Malformed> {
+    let Some(options) = Doc::new(stage)?.nested("$changeStream")? else {
+        return Ok(false);
+    };
+    Ok(options.get("resumeAfter")?.is_some() || options.get("startAfter")?.is_some())
+}
+
+/// The stage that leaves Keyward's own events out as early as the server can.
+fn matching() -> Document {
+    doc! { "$match": {
+        "ns.db": { "$ne": fleet::DATABASE }, "ns.coll": { "$not": { "$regex": own_names() } },
+    } }
+}
+
+/// The stage that leaves them out of a stream that goes on behind an event. That may be one of Keyward's own: the stream was opened past
+/// Keyward. The server looks for that event first. It moves a `$match` before that look, and would not find the event; it doesn't move this.
+fn pruning() -> Document {
+    let collection = doc! { "$ifNull": ["$ns.coll", ""] };
+    let is_own = doc! { "$or": [
+        { "$eq": ["$ns.db", fleet::DATABASE] },
+        { "$regexMatch": { "input": collection, "regex": own_names() } },
+    ] };
+    doc! { "$redact": { "$cond": [is_own, "$$PRUNE", "$$KEEP"] } }
 }
 
 /// Appends the client's `filter`, if there is one, together with `condition`.
@@ -129,7 +158,7 @@ mod tests {
 
     fn hidden(listing: Listing, command: &Document) -> Option<Document> {
         let command = command.to_vec().unwrap();
-        let hiding = listing.hiding(Doc::new(&command).unwrap()).unwrap();
+        let hiding = listing.hiding(Doc::new(&command).unwrap());
         hiding.map(|command| Document::from_reader(command.as_slice()).unwrap())
     }
 
@@ -185,5 +214,21 @@ mod tests {
             "aggregate": 1, "pipeline": [{ "$changeStream": {} }, hiding, { "$project": { "a": 1 } }], "cursor": {},
         };
         assert_eq!(hidden(Listing::Changes, &watch), Some(expected));
+        for option in ["resumeAfter", "startAfter"] {
+            let stage = doc! { "$changeStream": { option: { "_data": "82" } } };
+            let resumed = doc! { "aggregate": 1, "pipeline": [stage.clone()], "cursor": {} };
+            let expected = doc! { "aggregate": 1, "pipeline": [stage, pruning()], "cursor": {} };
+            assert_eq!(hidden(Listing::Changes, &resumed), Some(expected), "{option}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_cannot_be_read_goes_to_the_server() {
+        let list = doc! { "listCollections": 1, "filter": { "name": { "$in": ["x"] } }, "$db": "d" };
+        let mut bytes = list.to_vec().unwrap();
+        let nested = bytes.windows(3).position(|window| window == b"$in").unwrap() + 4;
+        // A length that reaches past the end.
+        bytes[nested] = 100;
+        assert_eq!(Listing::Collections.hiding(Doc::new(&bytes).unwrap()), None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The proxy collections lie in the protected database, and the register in the database `keyward`. Tools that compare, migrate or
 //! mirror a database would trip over them. Keyward adds a condition to the client's command, so that the server leaves them out. A
-//! client that asks for one by its name gets it. So does one that resumes a change stream at an event that is hidden now.
+//! client that asks for one by its name gets it.
 
 mod listing;
 
@@ -16,7 +16,7 @@ use crate::catalog::Catalog;
 use crate::constraint::PROXY_PREFIX;
 use crate::proxy_collection::answered;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::server::{code, reply};
+use crate::server::reply;
 use crate::upstream::Connection;
 use crate::write::ForwardError;
 
@@ -27,14 +27,10 @@ pub async fn serve(
     (client, catalog): (&Client, &Catalog),
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let Some(command) = listing.hiding(body)? else {
+    let Some(command) = listing.hiding(body) else {
         return Ok(None);
     };
     let answer = upstream.run(&command).await?;
-    // The client resumes a stream behind an event that is hidden now: it opened the stream past Keyward, or before Keyward hid anything.
-    if listing == Listing::Changes && reply::code(Doc::new(&answer)?)? == Some(code::CHANGE_STREAM_FATAL_ERROR) {
-        return Ok(None);
-    }
     if listing != Listing::Databases || !reply::is_ok(Doc::new(&answer)?)? {
         return Ok(Some(answer));
     }

@@ -79,7 +79,6 @@ codes! {
     EXCEEDED_TIME_LIMIT = 262 "ExceededTimeLimit";
     PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
-    CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError";
     API_VERSION_ERROR = 322 "APIVersionError";
     API_STRICT_ERROR = 323 "APIStrictError";
     API_DEPRECATION_ERROR = 324 "APIDeprecationError";

@@ -4,6 +4,7 @@
 
 use bson::{Document, doc};
 use futures_util::StreamExt;
+use mongodb::Client;
 use mongodb::change_stream::ChangeStream;
 use mongodb::change_stream::event::{ChangeStreamEvent, OperationType};
 use testbed::{Cluster, ReplicaSet};
@@ -134,17 +135,16 @@ async fn streams_hide_them_on_a_replica_set() {
 }
 
 /// A client that watched past Keyward goes on through it, behind an event of Keyward's own.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_resumes_behind_a_hidden_event() {
-    const DATABASE: &str = "hidden_since";
-    let native = ReplicaSet::shared();
-    let keyward = keyward(&native.uri(), DATABASE);
-    let past = native.client().database(DATABASE);
+async fn a_stream_resumes_behind_a_hidden_event(upstream: &str, database: &str) {
+    let keyward = keyward(upstream, database);
+    let past = Client::with_uri_str(upstream).await.unwrap().database(database);
     let mut watched = past.watch().await.unwrap();
     let client = keyward.client().await;
-    let users = client.database(DATABASE).collection("users");
-    let user = doc! { "_id": 1, "region": "a", "email": "x" };
-    users.insert_one(user).await.unwrap();
+    let users = client.database(database).collection("users");
+    users
+        .insert_one(doc! { "_id": 1, "region": "a", "email": "x" })
+        .await
+        .unwrap();
     let event = loop {
         let event = watched.next().await.unwrap().unwrap();
         let name = event.ns.as_ref().and_then(|namespace| namespace.coll.clone());
@@ -152,8 +152,52 @@ async fn a_stream_resumes_behind_a_hidden_event() {
             break event;
         }
     };
-    let watch = client.database(DATABASE);
-    let mut resumed = watch.watch().resume_after(event.id).await.unwrap();
-    let next = resumed.next().await.unwrap().unwrap();
-    assert_eq!(next.full_document.unwrap().get_i32("_id").unwrap(), 1);
+    let shown = client.database(database);
+    let watch = || shown.watch();
+    let mut resumed = watch().resume_after(event.id.clone()).await.unwrap();
+    // The server looks for the event as it reads the first one behind it, which may be long after.
+    let mut started = watch().start_after(event.id).await.unwrap();
+    for stream in [&mut resumed, &mut started] {
+        let first = next(stream, database).await;
+        assert_eq!(first.full_document.unwrap().get_i32("_id").unwrap(), 1);
+    }
+    users
+        .insert_one(doc! { "_id": 2, "region": "z", "email": "y" })
+        .await
+        .unwrap();
+    for stream in [&mut resumed, &mut started] {
+        let second = next(stream, database).await;
+        assert_eq!(second.full_document.unwrap().get_i32("_id").unwrap(), 2);
+    }
+    // Nothing visible lies behind the last event of Keyward's own.
+    let event = loop {
+        let event = watched.next().await.unwrap().unwrap();
+        let document = event.full_document.as_ref();
+        if document.is_some_and(|document| document.get_i32("owner").is_ok_and(|owner| owner == 2)) {
+            break event;
+        }
+    };
+    let mut waiting = watch().resume_after(event.id).await.unwrap();
+    users
+        .insert_one(doc! { "_id": 3, "region": "a", "email": "z" })
+        .await
+        .unwrap();
+    loop {
+        let event = next(&mut waiting, database).await;
+        if event.full_document.unwrap().get_i32("_id").unwrap() == 3 {
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_resumes_behind_a_hidden_event_on_a_cluster() {
+    const DATABASE: &str = "hidden_since_on_cluster";
+    let cluster = sharded(DATABASE);
+    a_stream_resumes_behind_a_hidden_event(&cluster.uri(), DATABASE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_resumes_behind_a_hidden_event_on_a_replica_set() {
+    a_stream_resumes_behind_a_hidden_event(&ReplicaSet::shared().uri(), "hidden_since").await;
 }

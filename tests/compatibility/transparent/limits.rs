@@ -81,6 +81,15 @@ fn a_long_message_waits_until_there_is_memory() {
     hoarder.command(&ping());
     let large = large_ping(1_000_000);
     hoarder.send(&large[..900_000]);
+    // Otherwise the other client could be the first to get the memory.
+    let begun = Instant::now();
+    while proxy.metrics.buffered_bytes.get() < 900_000 {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "the first client never got its memory"
+        );
+        std::thread::yield_now();
+    }
     let mut waiting = Socket::open(&proxy.address);
     waiting.command(&ping());
     let mut other = waiting.stream.try_clone().unwrap();

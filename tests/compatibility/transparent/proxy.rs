@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 /// A running Keyward without constraints; ends when it is dropped.
 pub struct Proxy {
     pub address: String,
+    pub metrics: Metrics,
     runtime: Runtime,
     stage: watch::Sender<Stage>,
     server: Option<JoinHandle<bool>>,
@@ -34,6 +35,8 @@ impl Proxy {
             .build()
             .unwrap();
         let (stage, stages) = watch::channel(Stage::Serving);
+        let metrics = Metrics::new(&[]);
+        let of_service = metrics.clone();
         let (address, server) = runtime.block_on(async {
             let upstream = Upstream::new(upstream).await.unwrap();
             let service = Service::new(
@@ -41,10 +44,10 @@ impl Proxy {
                 write::Context::new(
                     Arc::default(),
                     Duration::from_secs(10),
-                    Metrics::new(&[]).group_commit,
+                    of_service.group_commit.clone(),
                     false,
                 ),
-                Metrics::new(&[]),
+                of_service,
                 limits,
             );
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,6 +57,7 @@ impl Proxy {
         });
         Proxy {
             address,
+            metrics,
             runtime,
             stage,
             server: Some(server),

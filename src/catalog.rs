@@ -92,11 +92,13 @@ impl Protected {
         }
     }
 
-    /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state.
+    /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state. Counts it.
     pub fn unsure(&self, constraint: usize, retryable: bool) -> WriteRefusal {
+        let proxy = &self.constraints[constraint];
+        proxy.metrics.unsure.inc();
         WriteRefusal::Unsure {
             namespace: self.namespace.clone(),
-            constraint: self.constraints[constraint].constraint.name().to_owned(),
+            constraint: proxy.constraint.name().to_owned(),
             retryable,
         }
     }

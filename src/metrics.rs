@@ -162,6 +162,8 @@ constraint_counters! {
     conflicts_waited, "conflicts_waited_total", "Conflicts with a reservation in flight.";
     /// Reservations that stay until they are checked, because the outcome of their write is unknown.
     in_doubt, "in_doubt_total", "Reservations whose write has an unknown outcome.";
+    /// Times that a command or a part of it was refused because the cluster gave no sure answer about a key.
+    unsure, "unsure_total", "Refusals because the cluster gave no sure answer about a key.";
     /// Sweeps that this Keyward completed.
     sweeps, "sweeps_total", "Sweeps brought to their end.";
     /// Reservations without an owner that its sweeps and audits deleted.

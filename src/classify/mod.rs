@@ -44,13 +44,22 @@ pub trait Protection {
     fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField>;
 }
 
+/// How a client that begins a connection, or monitors it, takes the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handshake {
+    /// As one server.
+    Direct,
+    /// As a load balancer (`loadBalanced=true`): each connection may lead to another Keyward.
+    LoadBalanced,
+}
+
 /// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<'a> {
     /// Keyward forwards the bytes unchanged.
     Forward,
     /// Keyward forwards the bytes unchanged and edits the reply.
-    Hello,
+    Hello(Handshake),
     /// The write path serves or refuses it.
     Write(Write<'a>),
     /// It lists or watches: Keyward hides its own collections.
@@ -119,18 +128,16 @@ pub fn is_known_command(name: &[u8]) -> bool {
     Rule::of(name).is_some()
 }
 
-/// Handles the handshake. Behind a load balancer a driver would need the server's own support, which a proxy can't replace.
+/// Handles the handshake.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
-    if body.is_set("loadBalanced")? {
-        return Ok(Verdict::Refuse(CommandRefusal::LoadBalanced));
-    }
     let is_refused = body.any(|field| match field.name {
         b"speculativeAuthenticate" => field.as_document_or_array()?.map_or(Ok(false), is_x509),
         _ => Ok(false),
     })?;
     Ok(match is_refused {
         true => Verdict::Refuse(CommandRefusal::X509),
-        false => Verdict::Hello,
+        false if body.is_set("loadBalanced")? => Verdict::Hello(Handshake::LoadBalanced),
+        false => Verdict::Hello(Handshake::Direct),
     })
 }
 

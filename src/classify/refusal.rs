@@ -130,11 +130,6 @@ pub enum CommandRefusal {
     /// `$db` occurs twice in the command.
     #[error("BSON field '$db' is a duplicate field")]
     TwoDatabases,
-    /// A handshake with `loadBalanced: true`.
-    #[error(
-        "Keyward doesn't serve connections in load balancer mode; remove loadBalanced=true from the connection string"
-    )]
-    LoadBalanced,
     /// The client would log in with the certificate of a TLS connection that isn't its own.
     #[error(
         "MONGODB-X509 can't be used through Keyward: the server sees Keyward's certificate and would log in Keyward's user; \
@@ -158,7 +153,6 @@ impl CommandRefusal {
     pub fn error(&self) -> ServerError {
         let code = match self {
             CommandRefusal::TwoDatabases => code::DUPLICATE_FIELD,
-            CommandRefusal::LoadBalanced => code::INVALID_OPTIONS,
             // Not IllegalOperation: for a write, the Node driver takes it as "no retryable writes" in the deployment, and
             // replaces the message.
             _ => code::COMMAND_NOT_SUPPORTED,

@@ -61,6 +61,7 @@ fn encrypting(command: &str, collection: &str, path: &str) -> Document {
 enum VerdictKind {
     Forward,
     Hello,
+    BalancedHello,
     Write,
     List,
     Index,
@@ -75,7 +76,8 @@ use VerdictKind::*;
 fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
     match verdict {
         Verdict::Forward => Forward,
-        Verdict::Hello => Hello,
+        Verdict::Hello(Handshake::Direct) => Hello,
+        Verdict::Hello(Handshake::LoadBalanced) => BalancedHello,
         Verdict::Write(_) => Write,
         Verdict::List(_) => List,
         Verdict::Index(_) => Index,
@@ -500,7 +502,7 @@ fn the_handshake_is_known_in_all_spellings() {
             check_in("admin", doc! { name: value }, Hello);
         }
         check_in("admin", doc! { name: 1, "loadBalanced": false }, Hello);
-        check_in("admin", doc! { name: 1, "loadBalanced": true }, OtherRefusal);
+        check_in("admin", doc! { name: 1, "loadBalanced": true }, BalancedHello);
     }
 }
 

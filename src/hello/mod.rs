@@ -2,9 +2,10 @@
 //!
 //! In a real `mongos`'s reply, Keyward changes only `compression`, so that no compressor is negotiated that it can't
 //! read. From a replica set member's reply it also removes every field by which a driver would find the members, and
-//! adds `msg: "isdbgrid"`. All other fields (limits, wire versions, `topologyVersion`, `speculativeAuthenticate`,
+//! adds `msg: "isdbgrid"`. A driver that takes Keyward for a load balancer also needs `serviceId`. All other fields (limits, wire versions, `topologyVersion`, `speculativeAuthenticate`,
 //! cluster time) stay unchanged.
 
+use bson::oid::ObjectId;
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -47,11 +48,12 @@ pub struct Edited {
     pub more_to_come: bool,
 }
 
-/// Edits a reply, given as upstream's whole message.
+/// Edits a reply, given as upstream's whole message. With `service_id` the client takes Keyward for a load balancer. If upstream is one
+/// itself, its reply names the server behind it already.
 ///
 /// # Errors
 /// A [`Rejection`] if it isn't a reply.
-pub fn edit(message: &[u8]) -> Result<Edited, Rejection> {
+pub fn edit(message: &[u8], service_id: Option<ObjectId>) -> Result<Edited, Rejection> {
     let mut unpacked = Vec::new();
     let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
     let message = match outer.op_code {
@@ -65,7 +67,7 @@ pub fn edit(message: &[u8]) -> Result<Edited, Rejection> {
     match header.op_code {
         OpCode::MSG => {
             let reply = OpMsg::parse(message)?;
-            let body = Body::edit(reply.body)?;
+            let body = Body::edit(reply.body, service_id)?;
             let draft = Draft {
                 flags: reply.flags,
                 ..Draft::of_body(&body.bytes)
@@ -81,7 +83,7 @@ pub fn edit(message: &[u8]) -> Result<Edited, Rejection> {
         }
         OpCode::REPLY => {
             let reply = OpReply::parse(message)?;
-            let body = Body::edit(reply.document)?;
+            let body = Body::edit(reply.document, service_id)?;
             Ok(Edited {
                 message: OpReply::message(reply.flags, &body.bytes, header.request_id, header.response_to),
                 takes_writes: body.takes_writes,
@@ -98,7 +100,7 @@ struct Body {
 }
 
 impl Body {
-    fn edit(body: Doc<'_>) -> Result<Self, Malformed> {
+    fn edit(body: Doc<'_>, service_id: Option<ObjectId>) -> Result<Self, Malformed> {
         // A member that isn't in a set yet sends `isreplicaset` instead of `setName`.
         let is_member = body.get("setName")?.is_some() || body.get("isreplicaset")?.is_some();
         let mut edited = Builder::new();
@@ -116,6 +118,11 @@ impl Body {
                     edited.element(&element);
                 }
             }
+        }
+        if let Some(service_id) = service_id
+            && body.get("serviceId")?.is_none()
+        {
+            edited.append(ElementType::ObjectId, b"serviceId", &service_id.bytes());
         }
         Ok(Body {
             bytes: edited.finish(),
@@ -157,7 +164,7 @@ mod tests {
             flags: Flags(flags),
             ..Draft::of_body(&bytes)
         };
-        let edited = edit(&draft.frame(5, 4).unwrap().to_vec()).unwrap();
+        let edited = edit(&draft.frame(5, 4).unwrap().to_vec(), None).unwrap();
         let parsed = OpMsg::parse_whole(&edited.message).unwrap();
         assert_eq!(parsed.flags, Flags(flags));
         let header = Header::read(&edited.message).unwrap().unwrap();
@@ -211,9 +218,24 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_load_balancer_the_reply_names_the_service() {
+        let edited = |reply: &Document, service_id| {
+            let message = OpReply::message(0, &reply.to_vec().unwrap(), 5, 4);
+            let edited = edit(&message, Some(service_id)).unwrap();
+            let reply = OpReply::parse(&edited.message).unwrap();
+            Document::from_reader(reply.document.bytes()).unwrap()
+        };
+        let own = ObjectId::new();
+        let mongos = doc! { "ismaster": true, "msg": "isdbgrid", "ok": 1.0 };
+        let expected = doc! { "ismaster": true, "msg": "isdbgrid", "ok": 1.0, "serviceId": own };
+        assert_eq!(edited(&mongos, own), expected);
+        assert_eq!(edited(&expected, ObjectId::new()), expected);
+    }
+
+    #[test]
     fn a_legacy_reply_is_edited_alike() {
         let body = doc! { "ismaster": true, "setName": "rs", "ok": 1.0 }.to_vec().unwrap();
-        let edited = edit(&OpReply::message(8, &body, 5, 4)).unwrap();
+        let edited = edit(&OpReply::message(8, &body, 5, 4), None).unwrap();
         let reply = OpReply::parse(&edited.message).unwrap();
         let document = Document::from_reader(reply.document.bytes()).unwrap();
         assert_eq!(document, doc! { "ismaster": true, "msg": "isdbgrid", "ok": 1.0 });

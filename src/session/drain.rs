@@ -61,7 +61,7 @@ impl Drain {
 
     /// Whether Keyward turns a command away: a handshake, or, in the second half of the time, a command that continues nothing.
     pub fn rejects(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
-        *verdict == Verdict::Hello || self.is_in_second_half() && !request_context.continues_earlier()
+        matches!(verdict, Verdict::Hello(_)) || self.is_in_second_half() && !request_context.continues_earlier()
     }
 
     fn is_in_second_half(&self) -> bool {

@@ -96,7 +96,7 @@ impl<'m> Judged<'m> {
     /// Whether the request reaches the server unchanged, unless something else stands in its way.
     pub(super) fn is_unchanged(&self) -> bool {
         match self.verdict {
-            Ok(Verdict::Forward | Verdict::Hello) => true,
+            Ok(Verdict::Forward | Verdict::Hello(_)) => true,
             Ok(Verdict::Write(_)) => self.key_change == KeyChange::None,
             Ok(
                 Verdict::List(_) | Verdict::Index(_) | Verdict::Operation(_) | Verdict::Merge(_) | Verdict::Refuse(_),
@@ -110,7 +110,10 @@ impl<'m> Judged<'m> {
         let envelope = &self.request.envelope;
         envelope.wants_reply().then_some(PendingReply {
             answers: envelope.request_id,
-            hello: matches!(self.verdict, Ok(Verdict::Hello)).then_some(*envelope),
+            hello: match self.verdict {
+                Ok(Verdict::Hello(handshake)) => Some((*envelope, handshake)),
+                _ => None,
+            },
             may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
             may_leave_cursor: self.context.may_leave_cursor,
             may_write: self.context.may_write,

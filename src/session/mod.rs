@@ -291,7 +291,7 @@ impl Session {
             client_out,
             upstream,
             requests: Requests::Reading,
-            replies: Replies::new(Share::of(service.memory.clone())),
+            replies: Replies::new(Share::of(service.memory.clone()), service.process),
             service,
             scratch: Vec::new(),
             waiting: CommandSpan::default(),

@@ -6,8 +6,11 @@
 
 use std::collections::VecDeque;
 
+use bson::oid::ObjectId;
+
 use super::End;
 use super::cursor_id::{CursorId, CursorState};
+use crate::classify::Handshake;
 use crate::hello;
 use crate::limits::Share;
 use crate::raw::Doc;
@@ -30,6 +33,8 @@ pub struct Replies {
     has_cursor: bool,
     /// Whether a reply said that the client is authenticated.
     is_authenticated: bool,
+    /// Names this process to drivers.
+    process: ObjectId,
 }
 
 /// A reply that upstream has yet to send to the client.
@@ -38,7 +43,7 @@ pub struct PendingReply {
     /// The request that the reply answers, by its number.
     pub answers: i32,
     /// The envelope of the request, if it is a handshake, whose reply Keyward edits.
-    pub hello: Option<Envelope>,
+    pub hello: Option<(Envelope, Handshake)>,
     /// Whether several replies may come, each answering the one before.
     pub may_stream: bool,
     /// Whether it may leave a cursor open.
@@ -67,8 +72,8 @@ enum Passing {
 }
 
 impl Replies {
-    /// No reply is pending. Keyward's own replies count in `share`.
-    pub fn new(share: Share) -> Self {
+    /// No reply is pending. Keyward's own replies count in `share`. `process` names this process to drivers.
+    pub fn new(share: Share, process: ObjectId) -> Self {
         Replies {
             pending: VecDeque::new(),
             passing: Passing::Nothing,
@@ -76,6 +81,7 @@ impl Replies {
             search: None,
             has_cursor: false,
             is_authenticated: false,
+            process,
         }
     }
 
@@ -174,7 +180,7 @@ impl Replies {
     pub fn pending_hello(&self, upstream: &Incoming) -> Option<Envelope> {
         let nothing_came = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
         match self.pending.front() {
-            Some(pending) if self.pending.len() == 1 && nothing_came => pending.hello.map(|hello| Envelope {
+            Some(pending) if self.pending.len() == 1 && nothing_came => pending.hello.map(|(hello, _)| Envelope {
                 request_id: pending.answers,
                 ..hello
             }),
@@ -268,7 +274,7 @@ impl Replies {
                 self.is_authenticated = says_authenticated(message)?;
             }
             match hello {
-                Some(_) => return self.edit(upstream, header),
+                Some((_, handshake)) => return self.edit(handshake, upstream, header),
                 None => may_stream && more_to_come(message)?.unwrap_or(false),
             }
         } else if may_stream {
@@ -289,9 +295,9 @@ impl Replies {
     }
 
     /// Begins to edit the handshake's reply that has arrived.
-    fn edit(&mut self, upstream: &mut Incoming, header: Header) -> Result<bool, End> {
+    fn edit(&mut self, handshake: Handshake, upstream: &mut Incoming, header: Header) -> Result<bool, End> {
         let message = upstream.inbox.message()?.unwrap_or_default();
-        let edited = hello::edit(message)?;
+        let edited = hello::edit(message, (handshake == Handshake::LoadBalanced).then_some(self.process))?;
         if !edited.takes_writes {
             return Err(End::NotPrimary);
         }
@@ -358,7 +364,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut incoming, mut outgoing) = split(listener.accept().await.unwrap().0).unwrap();
         let used = IntGauge::new("used", "bytes").unwrap();
-        let mut replies = Replies::new(Share::of(Memory::new(0, used.clone())));
+        let mut replies = Replies::new(Share::of(Memory::new(0, used.clone())), ObjectId::new());
         replies.answer(vec![7; 1000]);
         assert!(!replies.holds_memory());
         replies.step(&mut incoming, &mut outgoing).await.unwrap();

@@ -186,7 +186,7 @@ fn note_transaction(context: &RequestContext, service: &Service, is_authenticate
 
 /// The trace span of a message; none for a handshake.
 fn span_of(judged: &Judged<'_>, is_forwarded: bool) -> CommandSpan {
-    let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello));
+    let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello(_)));
     match &judged.request.parsed {
         Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
         _ => CommandSpan::default(),

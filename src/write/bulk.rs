@@ -81,7 +81,7 @@ async fn part(
         Verdict::Refuse(refusal) => return Ok(refusal.error().body()),
         Verdict::Write(write) => Plan::of(&write, &message, key_change(&write, &message, catalog), catalog),
         Verdict::Forward
-        | Verdict::Hello
+        | Verdict::Hello(_)
         | Verdict::List(_)
         | Verdict::Index(_)
         | Verdict::Operation(_)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bson::doc;
 use keyward::wire::Draft;
-use testbed::Cluster;
+use testbed::{Cluster, ReplicaSet};
 use testkit::Keyward;
 use testkit::keyward::PATIENCE;
 
@@ -159,4 +159,23 @@ fn a_start_says_early_that_nothing_answers() {
     assert!(line.contains(&format!("{nobody}: Connection refused")), "{line}");
     keyward.kill().unwrap();
     keyward.wait().unwrap();
+}
+
+#[test]
+fn refusals_for_want_of_a_sure_answer_are_counted() {
+    let set = ReplicaSet::shared();
+    let database = "without_sure_answer";
+    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}");
+    let keyward = Keyward::of(&format!("upstream: {}\nconstraints: [{constraint}]\n", set.uri()));
+    let metric = format!("keyward_constraint_unsure_total{{constraint=\"{database}.users.email_1\"}}");
+    assert_eq!(keyward.metric(&metric), 0);
+    let reservations = format!("{database}.keyward.users.email_1");
+    let refused = doc! { "failCommands": ["insert"], "namespace": reservations, "errorCode": 2 };
+    let refusing = set.fail_point("failCommand", "alwaysOn", refused).unwrap();
+    let insert = doc! { "insert": "users", "documents": [{ "_id": 1, "email": "x" }] };
+    assert_eq!(keyward.run(database, insert.clone()), Err(6));
+    assert_eq!(keyward.metric(&metric), 1);
+    drop(refusing);
+    keyward.run(database, insert).unwrap();
+    assert_eq!(keyward.metric(&metric), 1);
 }

@@ -94,14 +94,6 @@ fn a_streamed_handshake_goes_on_by_itself() {
     }
 }
 
-#[test]
-fn load_balancer_mode_is_refused_with_a_reason() {
-    let proxy = Proxy::start(&ReplicaSet::shared().uri());
-    let reply = Socket::open(&proxy.address).command(&doc! { "hello": 1, "$db": "admin", "loadBalanced": true });
-    assert_eq!(reply.get_i32("code").ok(), Some(72));
-    assert!(reply.get_str("errmsg").unwrap().contains("loadBalanced"));
-}
-
 /// Older routers don't say which statements of a retry were carried out before.
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_older_than_mongodb_6_get_no_clients() {

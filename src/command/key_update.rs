@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::affected_keys::{Paths, overlap, reached};
+use super::affected_keys::{Paths, names_matched_position, overlap, reached};
 use super::arithmetic::ComputingOperator;
 use super::filter_rewriting::{equality, is_targeted, names_shard};
 use super::running::asks_beyond_majority;
@@ -245,7 +245,8 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
         };
         for field in changed.elements() {
             let field = field?;
-            if unchangeable.overlap(field.name) {
+            // The values to which Keyward pins the statement would be conditions, perhaps on arrays.
+            if unchangeable.overlap(field.name) || names_matched_position(field.name) {
                 return Ok(None);
             }
             let renamed_to = match operator.name {

@@ -99,6 +99,9 @@ impl StatementRun<'_, '_> {
                 None
             }
             Ok(Evaluation::ReadRefused(refused)) => Some(self.answer_to_refused_read(refused).await?),
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() && refused.is_of_another_primary() => Some(
+                StatementResult::ErrorReply(refused.in_doubt(self.op.is_retryable()).body),
+            ),
             Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
             Err(failure) => Some(StatementResult::ErrorReply(failure.into_reply()?.body)),
         };

@@ -9,6 +9,7 @@ mod commands_sent;
 mod drop;
 mod every_write;
 mod large_batch;
+mod long_batch;
 mod matched_position;
 mod merged;
 mod own_reads;

@@ -77,6 +77,7 @@ impl<'a> Modify<'_, 'a> {
             }
             loop {
                 let way = &plans[next].way;
+                self.op.begin_statement();
                 let result = carry_out_statement(&mut self.run(next), way).await?;
                 if !self.take(next, result).await? {
                     break;
@@ -92,6 +93,7 @@ impl<'a> Modify<'_, 'a> {
         for (index, plan) in self.plans.iter().enumerate() {
             // The first error ends a transaction, and so the command, whether ordered or unordered.
             while self.failed.is_none() && !self.reply.has_errors() {
+                self.op.begin_statement();
                 let mut run = self.run(index);
                 let result = match plan.way {
                     Way::Forward => run.forward_in_clients_transaction(&mut transaction).await?,

@@ -77,6 +77,7 @@ codes! {
     NO_SUCH_TRANSACTION = 251 "NoSuchTransaction";
     TRANSACTION_COMMITTED = 256 "TransactionCommitted";
     EXCEEDED_TIME_LIMIT = 262 "ExceededTimeLimit";
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263 "OperationNotSupportedInTransaction";
     PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
     CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError";

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+mod absent_collection;
 mod arithmetic;
 mod bulk_write;
 mod commands_sent;

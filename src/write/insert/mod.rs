@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
+use super::absent_collection::CollectionCheck;
 use super::back_off::BackOff;
 use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
@@ -86,8 +87,7 @@ impl<'a> Insert<'a> {
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = advance_attempts(self.op.protected, &mut pending).await;
             if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
-                pending.iter_mut().for_each(Candidate::withdraw);
-                self.op.release(&mut pending).await;
+                self.give_up(&mut pending).await;
                 return Err(error);
             }
             self.restart_expiring(&way, &mut pending);
@@ -95,13 +95,18 @@ impl<'a> Insert<'a> {
             if self.stopped.is_some() {
                 return Ok(());
             }
-            self.wait(&awaited, &mut back_off, &mut pending).await;
             pending.extend(rest);
+            if !awaited.is_empty()
+                && let Err(error) = self.create_for_takeover(&way).await
+            {
+                self.give_up(&mut pending).await;
+                return Err(error);
+            }
+            self.wait(&awaited, &mut back_off, &mut pending).await;
         }
         if self.stopped.is_some() {
             // The documents that still wait are not inserted.
-            pending.iter_mut().for_each(Candidate::withdraw);
-            self.op.release(&mut pending).await;
+            self.give_up(&mut pending).await;
         }
         if let Some((position, error)) = unfit
             && self.stopped.is_none()
@@ -109,6 +114,12 @@ impl<'a> Insert<'a> {
             self.error(position, error);
         }
         Ok(())
+    }
+
+    /// Releases the keys of documents that are not inserted.
+    async fn give_up(&self, pending: &mut [Candidate<'_>]) {
+        pending.iter_mut().for_each(Candidate::withdraw);
+        self.op.release(pending).await;
     }
 
     /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Returns the
@@ -347,6 +358,16 @@ impl<'a> Insert<'a> {
                 _ => {}
             }
         }
+    }
+
+    /// Creates the collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection.
+    async fn create_for_takeover(&mut self, way: &InsertWay) -> Result<(), ForwardError> {
+        if let InsertWay::Transactional(_) = way
+            && let CollectionCheck::Refused(reply) = self.op.create_if_absent().await?
+        {
+            self.stopped.get_or_insert(Stopped::Whole(reply.body));
+        }
+        Ok(())
     }
 
     /// Waits until the conflicting attempts may be decided; those of the same command are decided by now. If the client's time

@@ -305,6 +305,8 @@ impl<'a> Insert<'a> {
         sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
+        let has_results = self.reply.has_results();
+        let of_each = sent.refusal.filter(|refusal| refusal.is_of_one_statement(has_results));
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             match &outcome {
                 Some(Outcome::Applied) => candidate.step(&Event::Applied),
@@ -318,7 +320,12 @@ impl<'a> Insert<'a> {
             }
             if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
                 self.error(candidate.position, error);
+            } else if let Some(refusal) = &of_each {
+                self.error(candidate.position, WriteError::refused(refusal));
             }
+        }
+        if of_each.is_some() {
+            return Ok(());
         }
         if sent.failed {
             self.stopped = Some(Stopped::Whole(sent.body));

@@ -181,6 +181,11 @@ impl StatementRun<'_, '_> {
             Evaluation::Ran(StatementResult::Partial(reply)) => (reply, true),
             other => return Ok(other),
         };
+        // The commit would be withheld, too. But this refusal is one of the statement.
+        if !self.op.upstream.is_permitted_to_write() {
+            let refusal = WriteRefusal::outlasted(self.op.is_retryable());
+            return Ok(Evaluation::Abandoned(StatementResult::Refused(refusal)));
+        }
         if let Some(record) = &record
             && !record.write(&reply, transaction, self.op.upstream).await?
         {

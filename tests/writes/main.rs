@@ -21,6 +21,7 @@ mod refusals;
 mod refused_statement;
 mod routed;
 mod statement_options;
+mod unindexable;
 mod unique_id;
 mod within_a_partition;
 mod write_concern;

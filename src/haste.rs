@@ -10,6 +10,9 @@ pub const REGISTER: &str = "KEYWARD_REGISTER_HASTE";
 /// end transactions as early.
 pub const TRANSACTIONS: &str = "KEYWARD_TRANSACTIONS_HASTE";
 
+/// Divides the time that a statement may take if the client set no limit.
+pub const STATEMENTS: &str = "KEYWARD_STATEMENTS_HASTE";
+
 /// Divides `term` by the number in the environment variable `variable`.
 pub fn hastened(term: Duration, variable: &str) -> Duration {
     if !cfg!(debug_assertions) {

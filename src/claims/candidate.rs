@@ -217,20 +217,44 @@ pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
     }
 }
 
-/// A document's keys under all constraints of its collection: by constraint, then in index order.
-///
-/// # Errors
-/// [`KeyError`] if the document can't be indexed.
-pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> Result<Vec<ConstrainedKey>, KeyError> {
-    let mut keys = Vec::new();
-    for (constraint, proxy) in protected.constraints.iter().enumerate() {
-        let of_constraint = proxy.constraint.keys(doc)?;
-        keys.extend(of_constraint.into_iter().map(|key| ConstrainedKey { constraint, key }));
-    }
-    Ok(keys)
+/// A document's keys under all constraints of its collection.
+#[derive(Debug, Clone, Default)]
+pub struct KeysOfDocument {
+    /// The keys by constraint, then in index order. There are none under a constraint that can't index the document.
+    pub keys: Vec<ConstrainedKey>,
+    /// Why the first such constraint can't index it, if there is one.
+    pub unindexable: Option<KeyError>,
 }
 
-/// Works as [`keys_of`], for a document that is yet to be inserted.
+impl KeysOfDocument {
+    /// The keys of a document that every constraint can index.
+    ///
+    /// # Errors
+    /// [`KeyError`] if one can't.
+    pub fn all(self) -> Result<Vec<ConstrainedKey>, KeyError> {
+        match self.unindexable {
+            Some(error) => Err(error),
+            None => Ok(self.keys),
+        }
+    }
+}
+
+/// A document's keys. A document that was written past Keyward, or before a constraint was made, may be unindexable under that
+/// constraint. It still holds its keys under the others.
+pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> KeysOfDocument {
+    let mut all = KeysOfDocument::default();
+    for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        match proxy.constraint.keys(doc) {
+            Ok(keys) => all
+                .keys
+                .extend(keys.into_iter().map(|key| ConstrainedKey { constraint, key })),
+            Err(error) => all.unindexable = all.unindexable.or(Some(error)),
+        }
+    }
+    all
+}
+
+/// The keys of a document that is yet to be inserted: by constraint, then in index order.
 ///
 /// # Errors
 /// [`KeyError`] if the document can't be indexed, or the server would change its keys.
@@ -242,7 +266,7 @@ pub fn keys_of_new(protected: &Protected, doc: Doc<'_>) -> Result<Vec<Constraine
             });
         }
     }
-    keys_of(protected, doc)
+    keys_of(protected, doc).all()
 }
 
 /// The document as an owner of keys.

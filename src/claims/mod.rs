@@ -8,5 +8,5 @@ mod candidate;
 mod effects;
 
 pub use attempt_registry::{AttemptGuard, AttemptRegistry, unregistered_token};
-pub use candidate::{Candidate, ConstrainedKey, anticipate, keys_of, keys_of_new, owner_of, with_id};
+pub use candidate::{Candidate, ConstrainedKey, KeysOfDocument, anticipate, keys_of, keys_of_new, owner_of, with_id};
 pub use effects::{advance_attempts, run_releases};

@@ -5,7 +5,9 @@
 //! `a.$[].b` and `a.b` are one path.
 //!
 //! Two updates reach further than their paths. An update at a numbered position may add elements to an array. Each new element
-//! adds a value, perhaps null, to every key below the array. So Keyward treats it as an update of the whole array. A pipeline's
+//! adds a value, perhaps null, to every key below the array. So Keyward treats it as an update of the whole array. The same holds
+//! for the position `$`: the server takes it from the last array that the query matched. That may be another array, and a longer
+//! one. The positions `$[]` and `$[id]` add no elements. A pipeline's
 //! dotted field replaces each value on its way that isn't a document by a document, also the scalars of an array. For example,
 //! `{$set: {"a.c": 1}}` turns `[5]` into `[{c: 1}]`, and only the latter has an `a.b` that is null. So Keyward treats it as an
 //! update of the path's first name.
@@ -163,12 +165,18 @@ pub fn reached<'p>(operator: &[u8], path: &'p [u8]) -> &'p [u8] {
     }
     let mut end = 0;
     for name in path.split(|byte| *byte == b'.') {
-        if name.iter().all(u8::is_ascii_digit) {
+        if name == b"$" || name.iter().all(u8::is_ascii_digit) {
             return &path[..end.max(1) - 1];
         }
         end += name.len() + 1;
     }
     path
+}
+
+/// Whether `path` goes through the element that the query matched. Conditions that Keyward adds to the query could then change
+/// the path's meaning: the server takes the position from the last array that the query matched.
+pub fn names_matched_position(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'.').any(|name| name == b"$")
 }
 
 /// The part that a pipeline may change if it sets `path`: everything below the first name.
@@ -240,6 +248,8 @@ mod tests {
             bson!({ "$set": { "accounts.$[a].balance": 1, "accounts.$[].log.0.at": 1 } }),
             bson!({ "$unset": { "accounts.0.balance": 1 }, "$pull": { "accounts.0.tags": 1 } }),
             bson!({ "$set": { "log.0.at": 1, "account.1": 1 } }),
+            bson!({ "$set": { "log.$.at": 1, "account.$": 1 } }),
+            bson!({ "$unset": { "accounts.$.balance": 1 }, "$pull": { "accounts.$.tags": 1 } }),
             bson!([{ "$set": { "account.balance": 1 } }, { "$unset": "accounts.balance" }]),
             bson!({ "$set": { "accounts.balance": 1 } }),
             bson!({ "$set": { "emails": 1 } }),
@@ -255,6 +265,10 @@ mod tests {
             bson!({ "$set": { "accounts.3.balance": 1 } }),
             bson!({ "$inc": { "accounts.3.balance": 1 } }),
             bson!({ "$push": { "accounts.3.log": 1 } }),
+            bson!({ "$set": { "accounts.$.balance": 1 } }),
+            bson!({ "$inc": { "accounts.$.balance": 1 } }),
+            bson!({ "$addToSet": { "accounts.$.log": 1 } }),
+            bson!({ "$set": { "accounts.$[].log": 1, "accounts.$.log": 1 } }),
             bson!({ "$set": { "3": 1 } }),
             bson!({ "$set": { "accounts.$[].bank": 1 } }),
             bson!({ "$rename": { "name": "other" } }),

@@ -6,9 +6,10 @@
 
 use bson::spec::ElementType;
 
-use super::affected_keys::{Paths, overlap, reached};
+use super::affected_keys::{Paths, names_matched_position, overlap, reached};
 use super::arithmetic::ComputingOperator;
 use super::filter_rewriting::{equality, is_targeted, names_shard};
+use super::kept_place::is_kept;
 use super::running::asks_beyond_majority;
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
@@ -93,7 +94,7 @@ impl<'a> KeyUpdate<'a> {
         };
         match statement.replacement()? {
             Some(document) => replacement(document, query, protected),
-            None => fields(Doc::new(update.value)?, protected),
+            None => fields(Doc::new(update.value)?, query, protected),
         }
     }
 
@@ -232,7 +233,7 @@ fn replacement<'a>(
 }
 
 /// Operators that change keys only by whole values that are set, unset or computed, each once.
-fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
+fn fields<'a>(operators: Doc<'a>, query: Doc<'_>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     let (paths, unchangeable) = (protected.key_paths(), protected.place_paths());
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
     for operator in operators.elements() {
@@ -245,7 +246,12 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
         };
         for field in changed.elements() {
             let field = field?;
-            if unchangeable.overlap(field.name) {
+            // The values to which Keyward pins the statement would be conditions, perhaps on arrays.
+            if names_matched_position(field.name) {
+                return Ok(None);
+            }
+            let changes_place = unchangeable.overlap(field.name);
+            if changes_place && !(operator.name == b"$set" && is_kept(&field, query, &unchangeable)?) {
                 return Ok(None);
             }
             let renamed_to = match operator.name {

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod bulk;
 pub mod decimal;
 pub mod filter_rewriting;
+pub mod kept_place;
 pub mod key_update;
 pub mod plain_upsert;
 pub mod running;

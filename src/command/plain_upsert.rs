@@ -8,6 +8,7 @@ use bson::spec::ElementType;
 
 use super::affected_keys::Paths;
 use super::filter_rewriting::{equality, names_shard};
+use super::kept_place::is_scalar;
 use super::key_update::{KeyUpdate, UpdatedDocument, assigned, can_be_read};
 use super::statement::Statement;
 use crate::catalog::Protected;
@@ -86,22 +87,6 @@ fn equalities(query: Doc<'_>, protected: &Protected) -> Result<Option<Vec<u8>>, 
         document = assigned(Doc::new(&document)?, path, Some(&value))?;
     }
     Ok(Some(document))
-}
-
-/// Whether the server stores the value of an equality unchanged, and an equality with it asks for just this value.
-fn is_scalar(value: &Element<'_>) -> bool {
-    matches!(
-        value.kind,
-        ElementType::String
-            | ElementType::ObjectId
-            | ElementType::Int32
-            | ElementType::Int64
-            | ElementType::Double
-            | ElementType::Decimal128
-            | ElementType::Boolean
-            | ElementType::DateTime
-            | ElementType::Binary
-    )
 }
 
 /// The replacement as a new document, with the `_id` of the query. `None` if only the replacement names an `_id`, or another one.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use bson::raw::CString;
 use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
+use mongodb::error::Error;
 
 use super::find::find_in_transaction;
 use super::owner::owner_filter;
@@ -24,7 +25,7 @@ use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::Scope;
 use crate::server::code;
-use crate::server::driver::{error_code, first_write_error, write_error_in_words};
+use crate::server::driver::{code_of, error_code, first_batch, first_write_error, write_error_in_words};
 use crate::upstream::CollectionSharding;
 
 /// The outcome of a takeover.
@@ -36,7 +37,7 @@ pub enum TakenOver {
     Changed,
     /// Its owner exists, and holds the key.
     OwnerHolds,
-    /// A write of its owner is under way.
+    /// A write of its owner is under way, or its collection doesn't exist.
     Busy,
 }
 
@@ -107,6 +108,7 @@ impl ProxyCollection {
                 Ok(Next::Done(taken)) => return Ok(taken),
                 Ok(Next::With(other)) => proof = other,
                 Err(error) if is_transient(&error) => tokio::time::sleep(PAUSE).await,
+                Err(StoreError::Driver(error)) if is_unsupported(&error) => return Ok(TakenOver::Busy),
                 Err(error) => return Err(error),
             }
         }
@@ -116,6 +118,18 @@ impl ProxyCollection {
     /// How the protected collection is sharded now.
     pub(super) async fn sharding(&self) -> Result<CollectionSharding, StoreError> {
         Ok(CollectionSharding::of(&self.client, self.constraint.namespace()).await?)
+    }
+
+    /// Whether the protected collection exists, or a view of its name.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say so.
+    pub async fn protected_exists(&self) -> Result<bool, StoreError> {
+        let command = doc! { "listCollections": 1, "nameOnly": true, "filter": { "name": self.protected.name() } };
+        let asked = async { Ok::<_, StoreError>(self.database.run_command(command).await?) };
+        let reply = within(self.limit, asked).await?;
+        let batch = first_batch(&reply).ok_or(StoreError::Unexpected("the list of collections"))?;
+        Ok(!batch.is_empty())
     }
 
     async fn in_one_transaction(
@@ -179,6 +193,8 @@ impl ProxyCollection {
                 Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
                     Ok(Next::With(Proof::Needless))
                 }
+                // There is no collection. The write that asks for the takeover creates it first.
+                Some(code::OPERATION_NOT_SUPPORTED_IN_TRANSACTION) => Ok(Next::Done(TakenOver::Busy)),
                 _ => Err(refused(error)),
             };
         }
@@ -226,6 +242,11 @@ impl ProxyCollection {
     ) -> Result<Document, StoreError> {
         Ok(self.database.run_raw_command(command).session(session).await?)
     }
+}
+
+/// Whether the server doesn't let the transaction create the collection that the placeholder is to be in.
+fn is_unsupported(error: &Error) -> bool {
+    code_of(error) == Some(code::OPERATION_NOT_SUPPORTED_IN_TRANSACTION)
 }
 
 /// The number of documents that a write matched; an error if the write failed for any.

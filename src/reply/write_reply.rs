@@ -63,6 +63,11 @@ impl WriteError {
         })
     }
 
+    /// Its code.
+    pub fn code(&self) -> Option<i32> {
+        Doc::new(&self.fields).and_then(server::code).ok().flatten()
+    }
+
     fn append_to(&self, reply: &mut Builder, index: usize, terse: bool) -> Result<(), Malformed> {
         reply.int32("index", i32::try_from(index).unwrap_or(i32::MAX));
         append_error(reply, Doc::new(&self.fields)?, terse)

@@ -77,6 +77,7 @@ codes! {
     NO_SUCH_TRANSACTION = 251 "NoSuchTransaction";
     TRANSACTION_COMMITTED = 256 "TransactionCommitted";
     EXCEEDED_TIME_LIMIT = 262 "ExceededTimeLimit";
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263 "OperationNotSupportedInTransaction";
     PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
     API_VERSION_ERROR = 322 "APIVersionError";
@@ -97,6 +98,7 @@ codes! {
     /// An index has more than 32 fields.
     TOO_MANY_KEY_FIELDS = 13_103;
     MERGE_STAGE_NO_MATCHING_DOCUMENT = 13_113 "MergeStageNoMatchingDocument";
+    STALE_CONFIG = 13_388 "StaleConfig";
     NOT_PRIMARY_NO_SECONDARY_OK = 13_435 "NotPrimaryNoSecondaryOk";
     NOT_PRIMARY_OR_SECONDARY = 13_436 "NotPrimaryOrSecondary";
     /// A field's name is also a position in an array.
@@ -121,6 +123,7 @@ codes! {
     NO_BODY = 40_587;
     /// The first try of a retried `findAndModify` without `upsert` inserted a document.
     FIRST_TRY_INSERTED = 40_608;
+    CLIENT_MARKED_KILLED = 46_841 "ClientMarkedKilled";
     /// A field's number is too small or too large.
     OUT_OF_BOUNDS = 51_024;
     /// A document of `$merge` has no value in a field to match by.
@@ -129,6 +132,7 @@ codes! {
     MERGE_KEY_IS_ARRAY = 51_185;
     /// A message is too short for its checksum.
     NO_ROOM_FOR_CHECKSUM = 51_252;
+    CONFIG_SERVER_UNREACHABLE = 56_846 "ConfigServerUnreachable";
     /// A filter has `$near` where the server does not allow it.
     NEAR_NOT_ALLOWED = 5_626_500;
     /// A read has a legacy op code.

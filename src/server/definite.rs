@@ -100,14 +100,17 @@ const REFUSED_DOCUMENT: [i32; 24] = [
 ];
 
 /// Codes from 10000 on that prove nothing about the document.
-const LOST_TRACK: [i32; 7] = [
+const LOST_TRACK: [i32; 10] = [
     code::LEGACY_NOT_PRIMARY,
     code::NOT_WRITABLE_PRIMARY,
     code::INTERRUPTED_AT_SHUTDOWN,
     code::INTERRUPTED,
     code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+    code::STALE_CONFIG,
     code::NOT_PRIMARY_NO_SECONDARY_OK,
     code::NOT_PRIMARY_OR_SECONDARY,
+    code::CLIENT_MARKED_KILLED,
+    code::CONFIG_SERVER_UNREACHABLE,
 ];
 
 const ANOTHER_PRIMARY: [i32; 8] = [
@@ -144,5 +147,24 @@ mod tests {
     fn a_login_that_has_expired_refuses_a_command_as_a_missing_one_does() {
         assert!(refused_before_execution(code::UNAUTHORIZED));
         assert!(refused_before_execution(code::REAUTHENTICATION_REQUIRED));
+    }
+
+    /// The server may have carried the write out before it was interrupted.
+    #[test]
+    fn an_interruption_proves_nothing_about_a_document() {
+        for interruption in [
+            code::MAX_TIME_MS_EXPIRED,
+            code::EXCEEDED_TIME_LIMIT,
+            code::INTERRUPTED_AT_SHUTDOWN,
+            code::INTERRUPTED,
+            code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+            code::STALE_CONFIG,
+            code::CLIENT_MARKED_KILLED,
+            code::CONFIG_SERVER_UNREACHABLE,
+        ] {
+            assert!(!refused_document(interruption), "{interruption}");
+            assert!(!refused_before_execution(interruption), "{interruption}");
+        }
+        assert!(refused_document(code::DUPLICATE_KEY));
     }
 }

@@ -1,7 +1,7 @@
 //! Holds the shared state of all writes of one Keyward.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -13,12 +13,19 @@ use super::insert::transactional::Groups;
 use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
 use crate::claims::AttemptRegistry;
+use crate::haste::{self, hastened};
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 
 /// How long a write may wait and retry if the client set no limit: as long as a server's transaction may live. An insert waits for
 /// the leases of other attempts without it.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The moment when Keyward gives up a statement that begins now, if the client set no limit.
+pub(super) fn end_of_time() -> Instant {
+    static LIMIT: LazyLock<Duration> = LazyLock::new(|| hastened(TIME_MAX, haste::STATEMENTS));
+    Instant::now() + *LIMIT
+}
 
 /// The shared state of all writes of one Keyward.
 #[derive(Debug)]

@@ -50,7 +50,7 @@ pub async fn reply_within<T>(
 }
 
 /// Forwards the statements at `positions` of an `update` or `delete` (`list` is its batch) unchanged. Returns the reply's body,
-/// and whether it is `ok`.
+/// and whether it is `ok`. The inner error is the refusal of a part that Keyward no longer sends.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
@@ -58,9 +58,9 @@ pub async fn statements(
     op: &mut WriteOp<'_>,
     list: &'static str,
     positions: std::ops::Range<usize>,
-) -> Result<(Vec<u8>, bool), ForwardError> {
+) -> Result<Result<(Vec<u8>, bool), WriteRefusal>, ForwardError> {
     if !op.upstream.is_permitted_to_write() {
-        return Ok((withheld(op.command), false));
+        return Ok(Err(WriteRefusal::outlasted(op.is_retryable())));
     }
     let times = op.reservation_times();
     let body = part_of_body(op.command, list, positions.clone(), &times)?.finish();
@@ -71,7 +71,7 @@ pub async fn statements(
     let reply = op.upstream.request(&draft).await?;
     let body = reply.body();
     let is_ok = reply::is_ok(body)?;
-    Ok((body.bytes().to_vec(), is_ok))
+    Ok(Ok((body.bytes().to_vec(), is_ok)))
 }
 
 /// The outcome of a document or a statement that was sent to the server; `E` says why it isn't a success.
@@ -96,6 +96,11 @@ pub enum UnappliedReason {
     Statement,
     /// The server's error concerns the whole command.
     Command,
+    /// Keyward didn't send it: other Keywards may presume this one gone by now.
+    Withheld {
+        /// Whether the driver may send the command again.
+        is_retryable: bool,
+    },
 }
 
 /// A statement that was sent and answered.
@@ -166,10 +171,11 @@ pub async fn statement(
 ) -> Result<Sent, ForwardError> {
     let command = op.command;
     if !op.upstream.is_permitted_to_write() {
+        let is_retryable = op.is_retryable();
         return Ok(Sent {
-            outcome: Outcome::NotApplied(UnappliedReason::Command),
+            outcome: Outcome::NotApplied(UnappliedReason::Withheld { is_retryable }),
             by_majority: false,
-            body: withheld(command),
+            body: WriteRefusal::outlasted(is_retryable).body(&Times::default()),
         });
     }
     let times = &op.reservation_times();
@@ -189,11 +195,6 @@ pub async fn statement(
         by_majority: reply::write_concern_error(reply.body())?.is_none(),
         body: reply.body().bytes().to_vec(),
     })
-}
-
-/// The reply to a write that Keyward withholds: other Keywards may presume this one gone by now.
-pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
-    WriteRefusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
 fn outcome(answer: Doc<'_>) -> Result<Outcome<UnappliedReason>, Malformed> {

@@ -3,6 +3,7 @@
 //! [`crate::claims`] reserves and releases the keys; this module makes one reply of the parts. Keyward refuses a write
 //! that it can't protect. The refusal names the collection and the way out.
 
+mod absent_collection;
 mod back_off;
 mod bulk;
 mod catalog_epoch;

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::context::{Context, TIME_MAX};
+use super::context::{Context, end_of_time};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};
@@ -23,8 +23,11 @@ pub struct WriteOp<'a> {
     pub command: &'a BatchCommand<'a>,
     /// The client's own time limit.
     pub client_deadline: Option<Instant>,
-    /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`] from the start.
+    /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`](super::context::TIME_MAX) from the start of the
+    /// statement.
     pub give_up: Instant,
+    /// Whether Keyward has checked during this command that the collection exists.
+    pub has_checked_collection: bool,
     /// The client's upstream connection; nothing else uses it meanwhile.
     pub upstream: &'a mut Connection,
 }
@@ -44,9 +47,16 @@ impl<'a> WriteOp<'a> {
             protected,
             command,
             client_deadline,
-            give_up: client_deadline.unwrap_or(now + TIME_MAX),
+            give_up: client_deadline.unwrap_or_else(end_of_time),
+            has_checked_collection: false,
             upstream,
         }
+    }
+
+    /// Begins the next statement of the command. If the client set no limit, each statement has its own time: a long batch takes
+    /// longer than one statement may.
+    pub fn begin_statement(&mut self) {
+        self.give_up = self.client_deadline.unwrap_or_else(end_of_time);
     }
 
     /// Whether the driver may send the command again.
@@ -56,7 +66,7 @@ impl<'a> WriteOp<'a> {
 
     /// A transaction of Keyward's own, under the client's user. It ends within the client's own limit, or within [`TIME_MAX`].
     pub fn own_transaction(&mut self) -> Result<Transaction, Malformed> {
-        let deadline = self.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX);
+        let deadline = self.client_deadline.unwrap_or_else(end_of_time);
         Transaction::own(self.protected, self.command.body, self.upstream, deadline)
     }
 

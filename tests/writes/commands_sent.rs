@@ -47,7 +47,7 @@ fn add_by_pipeline() -> Vec<Document> {
     vec![doc! { "$set": { "number": { "$add": ["$number", 1] } } }]
 }
 
-const KINDS: [Kind; 26] = [
+const KINDS: [Kind; 27] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -158,6 +158,16 @@ const KINDS: [Kind; 26] = [
         most: 5.0,
         is_retryable: true,
         command: |n| update(n, doc! { "$set": { "number": n * 1000 + 10 } }, true),
+    },
+    // As a `$merge` sends it: with the `_id` and the shard key.
+    Kind {
+        name: "$set of the whole document",
+        most: 5.0,
+        is_retryable: true,
+        command: |n| {
+            let whole = doc! { "_id": n, "region": region(n), "number": n * 1000 + 15, "group": n / 2 };
+            update(n, doc! { "$set": whole }, true)
+        },
     },
     Kind {
         name: "upsert by a pipeline",

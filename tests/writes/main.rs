@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+mod absent_collection;
 mod arithmetic;
 mod bulk_write;
 mod commands_sent;
 mod drop;
 mod every_write;
 mod large_batch;
+mod long_batch;
+mod matched_position;
 mod merged;
 mod own_reads;
 mod plain_upsert;
@@ -18,6 +21,7 @@ mod refusals;
 mod refused_statement;
 mod routed;
 mod statement_options;
+mod unindexable;
 mod unique_id;
 mod within_a_partition;
 mod write_concern;

@@ -24,14 +24,14 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
     let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.client_deadline) else {
         return Ok(SentDocuments::refused(
-            &WriteRefusal::TimeLimit,
+            WriteRefusal::TimeLimit,
             &op.protected.times(),
             ready.len(),
         ));
     };
     if !op.upstream.is_permitted_to_write() {
         let refusal = WriteRefusal::outlasted(op.is_retryable());
-        return Ok(SentDocuments::refused(&refusal, &Times::default(), ready.len()));
+        return Ok(SentDocuments::refused(refusal, &Times::default(), ready.len()));
     }
     let positions = ready.iter().map(|candidate| candidate.position);
     let mut body = part_of_body(op.command, "documents", positions, &op.reservation_times())?;
@@ -58,6 +58,7 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
             outcomes: vec![Some(outcome); count],
             body,
             failed: true,
+            refusal: None,
         });
     }
     let mut outcomes: Vec<DocumentOutcome> = vec![Outcome::Applied; count];
@@ -81,6 +82,7 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
         outcomes: outcomes.into_iter().map(Some).collect(),
         body,
         failed: false,
+        refusal: None,
     })
 }
 

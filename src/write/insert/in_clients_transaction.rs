@@ -50,14 +50,10 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     for document in &command.documents {
         let document = with_id(document.bytes(), token)?;
         let doc = Doc::new(&document)?;
-        new_documents.push(DocumentKeys {
-            id: Vec::new(),
-            owner: owner_of(protected, doc)?,
-            keys: keys_of_new(protected, doc),
-        });
+        new_documents.push(new_document(protected, doc)?);
         documents.push(document);
     }
-    let keys: Vec<&ConstrainedKey> = new_documents.iter().flat_map(|new| new.keys.iter().flatten()).collect();
+    let keys: Vec<&ConstrainedKey> = new_documents.iter().flat_map(|new| &new.keys).collect();
     let existing_reservations = existing_reservations(protected, &keys, transaction, op.upstream).await?;
     let refused = first_refused(&new_documents, &existing_reservations);
     let accepted = refused.as_ref().map_or(new_documents.len(), |(position, _)| *position);
@@ -101,6 +97,20 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     Ok(failed(protected, position, error)?)
 }
 
+/// The keys of a document that is yet to be inserted.
+fn new_document(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
+    let (keys, unindexable) = match keys_of_new(protected, document) {
+        Ok(keys) => (keys, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    Ok(DocumentKeys {
+        id: Vec::new(),
+        owner: owner_of(protected, document)?,
+        keys,
+        unindexable,
+    })
+}
+
 /// Why the server can't insert a document.
 enum InsertObstacle {
     Unindexable(KeyError),
@@ -116,11 +126,10 @@ fn first_refused(
 ) -> Option<(usize, InsertObstacle)> {
     let mut taken = BTreeSet::new();
     for (position, new) in new_documents.iter().enumerate() {
-        let keys = match &new.keys {
-            Ok(keys) => keys,
-            Err(error) => return Some((position, InsertObstacle::Unindexable(error.clone()))),
-        };
-        for key in keys {
+        if let Some(error) = &new.unindexable {
+            return Some((position, InsertObstacle::Unindexable(error.clone())));
+        }
+        for key in &new.keys {
             let reason = match existing_reservations.get(key) {
                 Some(existing) if existing.holder.is_none() => {
                     InsertObstacle::ReservationConflict(ReservationConflict {

@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
+use super::absent_collection::CollectionCheck;
 use super::back_off::BackOff;
 use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
@@ -86,8 +87,7 @@ impl<'a> Insert<'a> {
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = advance_attempts(self.op.protected, &mut pending).await;
             if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
-                pending.iter_mut().for_each(Candidate::withdraw);
-                self.op.release(&mut pending).await;
+                self.give_up(&mut pending).await;
                 return Err(error);
             }
             self.restart_expiring(&way, &mut pending);
@@ -95,13 +95,18 @@ impl<'a> Insert<'a> {
             if self.stopped.is_some() {
                 return Ok(());
             }
-            self.wait(&awaited, &mut back_off, &mut pending).await;
             pending.extend(rest);
+            if !awaited.is_empty()
+                && let Err(error) = self.create_for_takeover(&way).await
+            {
+                self.give_up(&mut pending).await;
+                return Err(error);
+            }
+            self.wait(&awaited, &mut back_off, &mut pending).await;
         }
         if self.stopped.is_some() {
             // The documents that still wait are not inserted.
-            pending.iter_mut().for_each(Candidate::withdraw);
-            self.op.release(&mut pending).await;
+            self.give_up(&mut pending).await;
         }
         if let Some((position, error)) = unfit
             && self.stopped.is_none()
@@ -109,6 +114,12 @@ impl<'a> Insert<'a> {
             self.error(position, error);
         }
         Ok(())
+    }
+
+    /// Releases the keys of documents that are not inserted.
+    async fn give_up(&self, pending: &mut [Candidate<'_>]) {
+        pending.iter_mut().for_each(Candidate::withdraw);
+        self.op.release(pending).await;
     }
 
     /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Returns the
@@ -294,6 +305,8 @@ impl<'a> Insert<'a> {
         sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
+        let has_results = self.reply.has_results();
+        let of_each = sent.refusal.filter(|refusal| refusal.is_of_one_statement(has_results));
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             match &outcome {
                 Some(Outcome::Applied) => candidate.step(&Event::Applied),
@@ -307,7 +320,12 @@ impl<'a> Insert<'a> {
             }
             if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
                 self.error(candidate.position, error);
+            } else if let Some(refusal) = &of_each {
+                self.error(candidate.position, WriteError::refused(refusal));
             }
+        }
+        if of_each.is_some() {
+            return Ok(());
         }
         if sent.failed {
             self.stopped = Some(Stopped::Whole(sent.body));
@@ -347,6 +365,16 @@ impl<'a> Insert<'a> {
                 _ => {}
             }
         }
+    }
+
+    /// Creates the collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection.
+    async fn create_for_takeover(&mut self, way: &InsertWay) -> Result<(), ForwardError> {
+        if let InsertWay::Transactional(_) = way
+            && let CollectionCheck::Refused(reply) = self.op.create_if_absent().await?
+        {
+            self.stopped.get_or_insert(Stopped::Whole(reply.body));
+        }
+        Ok(())
     }
 
     /// Waits until the conflicting attempts may be decided; those of the same command are decided by now. If the client's time

@@ -17,15 +17,18 @@ pub struct SentDocuments {
     pub body: Vec<u8>,
     /// Whether the command failed as a whole, so that the body is the client's reply and no further documents may follow.
     pub failed: bool,
+    /// Keyward's refusal, if it sent none of them.
+    pub refusal: Option<WriteRefusal>,
 }
 
 impl SentDocuments {
     /// The documents of a refused command: none of the `count` documents was sent.
-    pub fn refused(refusal: &WriteRefusal, times: &Times, count: usize) -> SentDocuments {
+    pub fn refused(refusal: WriteRefusal, times: &Times, count: usize) -> SentDocuments {
         SentDocuments {
             outcomes: vec![Some(Outcome::NotApplied(None)); count],
             body: refusal.body(times),
             failed: true,
+            refusal: Some(refusal),
         }
     }
 }

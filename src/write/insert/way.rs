@@ -64,7 +64,7 @@ impl InsertWay {
         duplicates: &[&Candidate<'_>],
     ) -> Result<HashSet<usize>, Failure> {
         match self {
-            InsertWay::Compensating => Ok(done_before(op, duplicates).await?),
+            InsertWay::Compensating => done_before(op, duplicates).await,
             InsertWay::Transactional(transactional) => transactional.inserted_before(op, duplicates).await,
         }
     }

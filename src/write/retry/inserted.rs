@@ -154,8 +154,9 @@ pub async fn inserted_by_majority(
             {
                 tokio::time::sleep(back_off.next()).await;
             }
-            Err(Failure::ErrorReply(refused)) if refused.is_of_another_primary() => {
-                return Err(Failure::ErrorReply(refused.in_doubt(true)));
+            // Another failure than a missing privilege proves nothing about the first try.
+            Err(Failure::ErrorReply(refused)) if !refused.is_before_execution() => {
+                return Err(Failure::InDoubt(refused.in_doubt(true)));
             }
             Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
             Err(failure) => return Err(failure),

@@ -18,9 +18,11 @@ use crate::command::running::append_fields;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
+use crate::server::definite::refused_before_execution;
 use crate::server::reply::{self, retried_statements};
 use crate::write::forward::{self, Acknowledged, ForwardError, Outcome, UnappliedReason};
 use crate::write::operation::WriteOp;
+use crate::write::txn::{ErrorReply, Failure};
 use crate::write::update::result::StatementResult;
 use crate::write::update::statement_run::StatementRun;
 
@@ -29,7 +31,10 @@ use crate::write::update::statement_run::StatementRun;
 /// Keyward asks by deletes that match nothing, under the statements' numbers. If the server knows a number, it reports that;
 /// otherwise the delete leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused
 /// as a duplicate. A document counts after a majority has it: until then a step-down may undo it.
-pub async fn done_before(op: &mut WriteOp<'_>, candidates: &[&Candidate<'_>]) -> Result<HashSet<usize>, ForwardError> {
+///
+/// # Errors
+/// [`Failure`] if the server gave no sure answer about one of them, for example because there was no primary.
+pub async fn done_before(op: &mut WriteOp<'_>, candidates: &[&Candidate<'_>]) -> Result<HashSet<usize>, Failure> {
     let done = ask(op, candidates, Acknowledged::ByPrimary).await?;
     match done.is_empty() {
         true => Ok(done),
@@ -41,10 +46,28 @@ async fn ask(
     op: &mut WriteOp<'_>,
     candidates: &[&Candidate<'_>],
     acknowledged: Acknowledged,
-) -> Result<HashSet<usize>, ForwardError> {
+) -> Result<HashSet<usize>, Failure> {
     let body = question(op.protected, op.command, candidates, acknowledged)?;
     let reply = op.upstream.run(&body).await?;
+    if let Some(unsure) = unanswered(Doc::new(&reply)?)? {
+        return Err(Failure::InDoubt(unsure.in_doubt(true)));
+    }
     positions_done_before(op.command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
+}
+
+/// The error that leaves open whether the server carried a statement out before, or whether a majority has it. `None` if the server
+/// answered. If it refused the question as such, for a missing privilege for example, it will never answer.
+fn unanswered(reply: Doc<'_>) -> Result<Option<ErrorReply>, Malformed> {
+    if !reply::is_ok(reply)? {
+        let is_refused = reply::code(reply)?.is_some_and(refused_before_execution);
+        let body = reply.bytes().to_vec();
+        return Ok((!is_refused).then_some(ErrorReply { body }));
+    }
+    let errors = reply::write_errors(reply)?;
+    let of_statement = errors.iter().find(|error| !refused_before_execution(error.code));
+    let unsure = of_statement.map(|error| error.body);
+    let unsure = unsure.or(reply::write_concern_error(reply)?);
+    unsure.map(ErrorReply::of_part).transpose()
 }
 
 /// The positions of those of `candidates` that the server did before, according to a reply.
@@ -81,7 +104,10 @@ fn question(
         question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
-    acknowledged.append_concern(&mut question);
+    match acknowledged {
+        Acknowledged::ByPrimary => acknowledged.append_concern(&mut question),
+        Acknowledged::ByMajority => acknowledged.append_concern_of(command.body, &mut question)?,
+    }
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
         let statement = |candidate: &&Candidate<'_>| retry.retry_id(candidate.position).statement;
@@ -96,7 +122,22 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
         return Ok(None);
     }
     let said = without_match(run).await?;
-    Ok((said.outcome != Outcome::NotApplied(UnappliedReason::NoMatch)).then(|| said.into()))
+    Ok(match said.outcome {
+        Outcome::NotApplied(UnappliedReason::NoMatch) => None,
+        // It is unknown what the first try did: the driver is to ask once more.
+        Outcome::InDoubt(_) => Some(in_doubt(&said.body)?),
+        _ => Some(said.into()),
+    })
+}
+
+/// The result of a retryable statement whose first try may have taken effect, by the server's error.
+fn in_doubt(said: &[u8]) -> Result<StatementResult, Malformed> {
+    let reply = Doc::new(said)?;
+    let error = match reply::write_errors(reply)?.first() {
+        Some(error) => ErrorReply::of_part(error.body)?,
+        None => ErrorReply { body: said.to_vec() },
+    };
+    Ok(StatementResult::ErrorReply(error.in_doubt(true).body))
 }
 
 /// A shard's answer to the first try of a retryable statement that doesn't name its shard.
@@ -175,4 +216,30 @@ fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
         };
     }
     Ok(once.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn only_an_answer_about_each_statement_is_a_no() {
+        let unsure = |reply: Document| {
+            let reply = reply.to_vec().unwrap();
+            let unsure = unanswered(Doc::new(&reply).unwrap()).unwrap();
+            unsure.map(|unsure| reply::code(Doc::new(&unsure.body).unwrap()).unwrap().unwrap())
+        };
+        assert_eq!(unsure(doc! { "n": 0, "ok": 1.0 }), None);
+        assert_eq!(unsure(doc! { "n": 1, "retriedStmtIds": [0], "ok": 1.0 }), None);
+        // Without the privilege to delete there is no answer at any time.
+        assert_eq!(unsure(doc! { "ok": 0.0, "code": 13 }), None);
+        assert_eq!(unsure(doc! { "ok": 0.0, "code": 133 }), Some(133));
+        let of_one = |code: i32| doc! { "n": 0, "writeErrors": [{ "index": 0, "code": code }], "ok": 1.0 };
+        assert_eq!(unsure(of_one(6)), Some(6));
+        assert_eq!(unsure(of_one(13)), None);
+        let no_majority = doc! { "n": 1, "retriedStmtIds": [0], "writeConcernError": { "code": 64 }, "ok": 1.0 };
+        assert_eq!(unsure(no_majority), Some(64));
+    }
 }

@@ -6,7 +6,7 @@ use bson::RawBson;
 use bson::spec::ElementType;
 
 use crate::catalog::Protected;
-use crate::claims::{ConstrainedKey, keys_of, owner_of};
+use crate::claims::{ConstrainedKey, KeysOfDocument, keys_of, owner_of};
 use crate::command::filter_rewriting::{equality, of_same_types, pin, same_type, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
@@ -28,8 +28,11 @@ pub struct DocumentKeys {
     pub id: Vec<u8>,
     /// Its `_id` and route.
     pub owner: Owner,
-    /// Its keys; an error for a document that can't be indexed, which must have been written past Keyward.
-    pub keys: Result<Vec<ConstrainedKey>, KeyError>,
+    /// Its keys, under those constraints that can index it.
+    pub keys: Vec<ConstrainedKey>,
+    /// Why another constraint can't, if there is one. A document that Keyward has read was then written past it, or is older than
+    /// the constraint.
+    pub unindexable: Option<KeyError>,
 }
 
 impl DocumentKeys {
@@ -39,10 +42,12 @@ impl DocumentKeys {
         if let Some(element) = document.get("_id")? {
             id.element(&element);
         }
+        let KeysOfDocument { keys, unindexable } = keys_of(protected, document);
         Ok(DocumentKeys {
             id: id.finish(),
             owner: owner_of(protected, document)?,
-            keys: keys_of(protected, document),
+            keys,
+            unindexable,
         })
     }
 
@@ -214,7 +219,7 @@ pub async fn read_after(
     command.close();
     Ok(match first_batch(protected, body, command, upstream).await? {
         Ok(found) => match found.as_slice() {
-            [document] => Ok(Some(keys_of(protected, Doc::new(document)?).unwrap_or_default())),
+            [document] => Ok(Some(keys_of(protected, Doc::new(document)?).keys)),
             _ => Ok(None),
         },
         Err(refused) => Err(refused),

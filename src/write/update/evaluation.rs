@@ -16,7 +16,7 @@ use super::result::{Evaluation, StatementResult};
 use super::routed::AtOwner;
 use crate::catalog::Protected;
 use crate::claims::unregistered_token;
-use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
+use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
 use crate::command::key_update::names_a_position;
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
@@ -44,6 +44,8 @@ pub enum Places {
 struct Selected {
     /// The documents before the statement. If the statement may move them, all others with their `_id`s are included.
     before: Vec<DocumentKeys>,
+    /// The documents that an upsert may get the `_id` of, if it is read again by that alone.
+    beside: Vec<DocumentKeys>,
     /// Whether the statement moves none of them to another shard.
     stay_in_place: bool,
     /// The query that names these documents; none if the client's own query is sent.
@@ -84,7 +86,7 @@ impl<'a> Statement<'a> {
         transaction: &mut Transaction,
         places: Places,
     ) -> Result<Evaluation, Failure> {
-        let selected = match self.select(op, transaction, places).await? {
+        let mut selected = match self.select(op, transaction, places).await? {
             Ok(selected) => selected,
             Err(evaluation) => return Ok(evaluation),
         };
@@ -106,7 +108,12 @@ impl<'a> Statement<'a> {
         let after = match (inserted, self.shown(op.protected, outcome)?) {
             (Some(_), Some(shown)) if selected.before.is_empty() => vec![shown],
             (None, Some(shown)) if selected.is_alone_with(&shown) => vec![shown],
-            (Some(id), _) => self.read_inserted(op, &id, transaction).await?,
+            (Some(id), _) => {
+                selected
+                    .before
+                    .extend(selected.beside.extract_if(.., |beside| beside.id == id));
+                self.read_inserted(op, &id, transaction).await?
+            }
             (None, _) if selected.stay_in_place => {
                 match self.read_in_place(op, &selected, affected, transaction).await? {
                     Some(after) => after,
@@ -172,6 +179,7 @@ impl<'a> Statement<'a> {
             true => selected,
             false => self.all_with_these_ids(op, selected, places, transaction).await?,
         };
+        let beside = self.beside_inserted(op, &before, transaction).await?;
         let query = match before.first().filter(|_| self.is_single) {
             Some(first) => {
                 let document = documents.first().filter(|_| stay_in_place);
@@ -182,12 +190,33 @@ impl<'a> Statement<'a> {
         };
         Ok(Ok(Selected {
             before,
+            beside,
             stay_in_place,
             query,
             is_part,
             is_fickle,
             is_alone: is_alone && stay_in_place,
         }))
+    }
+
+    /// The documents with the `_id` of an upsert's query, on all shards, if it selects none, and doesn't determine the shard of a new
+    /// document. The read of the new document then finds these, too.
+    async fn beside_inserted(
+        self,
+        op: &mut WriteOp<'_>,
+        selected: &[DocumentKeys],
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let protected = op.protected;
+        let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
+        if !self.is_upsert || !selected.is_empty() || ids_are_unique || self.inserts_at(protected)?.is_some() {
+            return Ok(Vec::new());
+        }
+        let Some(id) = equality(self.query()?.unwrap_or(Doc::empty()), "_id")? else {
+            return Ok(Vec::new());
+        };
+        let id = id_document(Element { name: b"_id", ..id });
+        document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
     }
 
     /// The query of a statement that selects no document, if Keyward doesn't send the client's own.

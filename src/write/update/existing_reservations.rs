@@ -55,7 +55,7 @@ pub async fn existing_reservations(
     let owners: Vec<Vec<u8>> = all.values().map(|existing| existing.owner.clone()).collect();
     let owners: Vec<&[u8]> = owners.iter().map(Vec::as_slice).collect();
     for document in document_keys::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
-        for key in document.keys.iter().flatten() {
+        for key in &document.keys {
             if let Some(existing) = all.get_mut(key) {
                 existing.holder = Some(document.owner.clone());
             }

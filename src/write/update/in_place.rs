@@ -101,9 +101,9 @@ async fn try_once(
         return Ok(InPlaceOutcome::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
-    let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().flatten().cloned().collect();
+    let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().cloned().collect();
     let after = match key_update.applied_to(document)? {
-        UpdatedDocument::Kept(after) => keys_of(run.op.protected, Doc::new(&after)?),
+        UpdatedDocument::Kept(after) => keys_of(run.op.protected, Doc::new(&after)?).all(),
         UpdatedDocument::Removed => Ok(Vec::new()),
         UpdatedDocument::Refused => return run.meet_obstacle().await,
     };

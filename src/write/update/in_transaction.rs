@@ -12,6 +12,8 @@ use super::result::{Evaluation, ReservationConflict, StatementResult};
 use super::statement_run::StatementRun;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
+use crate::server::reply::{code, write_errors};
+use crate::write::absent_collection::{CollectionCheck, may_report_absence};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::reserve::ReserveOutcome;
@@ -70,6 +72,7 @@ impl StatementRun<'_, '_> {
                     Some(StatementResult::ErrorReply(refused.body))
                 }
             };
+            let final_result = self.create_for(final_result).await?;
             if let Some(result) = final_result {
                 // An earlier try may have ended while this one waited for the key.
                 let is_answer = has_looked && !matches!(result, StatementResult::Duplicate(_));
@@ -83,6 +86,28 @@ impl StatementRun<'_, '_> {
             }
             tokio::time::sleep(back_off.next()).await;
         }
+    }
+
+    /// The `result` of a try, `None` if Keyward may try again. If an upsert failed because its collection doesn't exist, Keyward
+    /// creates it, and may try again.
+    async fn create_for(&mut self, result: Option<StatementResult>) -> Result<Option<StatementResult>, ForwardError> {
+        let may_lack_collection = match &result {
+            None => true,
+            Some(StatementResult::ErrorReply(body)) => may_report_absence(code(Doc::new(body)?)?),
+            Some(StatementResult::Reply(body)) => {
+                let errors = write_errors(Doc::new(body)?)?;
+                may_report_absence(errors.first().map(|error| error.code))
+            }
+            Some(_) => false,
+        };
+        if !self.statement.is_upsert || !may_lack_collection {
+            return Ok(result);
+        }
+        Ok(match self.op.create_if_absent().await? {
+            CollectionCheck::Created => None,
+            CollectionCheck::Unneeded => result,
+            CollectionCheck::Refused(reply) => Some(StatementResult::ErrorReply(reply.body)),
+        })
     }
 
     /// The obstacle that keeps the statement from taking effect, if there is one. Keyward evaluates the statement in a
@@ -99,6 +124,9 @@ impl StatementRun<'_, '_> {
                 None
             }
             Ok(Evaluation::ReadRefused(refused)) => Some(self.answer_to_refused_read(refused).await?),
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() && refused.is_of_another_primary() => Some(
+                StatementResult::ErrorReply(refused.in_doubt(self.op.is_retryable()).body),
+            ),
             Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
             Err(failure) => Some(StatementResult::ErrorReply(failure.into_reply()?.body)),
         };
@@ -153,6 +181,11 @@ impl StatementRun<'_, '_> {
             Evaluation::Ran(StatementResult::Partial(reply)) => (reply, true),
             other => return Ok(other),
         };
+        // The commit would be withheld, too. But this refusal is one of the statement.
+        if !self.op.upstream.is_permitted_to_write() {
+            let refusal = WriteRefusal::outlasted(self.op.is_retryable());
+            return Ok(Evaluation::Abandoned(StatementResult::Refused(refusal)));
+        }
         if let Some(record) = &record
             && !record.write(&reply, transaction, self.op.upstream).await?
         {

@@ -9,12 +9,13 @@ use crate::catalog::Protected;
 use crate::claims::owner_of;
 use crate::command::affected_keys::{Paths, may_affect};
 use crate::command::filter_rewriting::equality;
+use crate::command::kept_place::without_kept;
 use crate::command::statement::Statement;
 use crate::constraint::fills_in;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 impl Statement<'_> {
-    /// Whether the statement moves none of the `selected` documents: it sets no part of the shard key, or replaces documents by others
+    /// Whether the statement moves none of the `selected` documents: it sets no other shard key than its query asks for, or replaces documents by others
     /// with the same shard key, or deletes them.
     pub fn leaves_in_place(self, protected: &Protected, selected: &[DocumentKeys]) -> Result<bool, Malformed> {
         if self.deletes()? {
@@ -31,7 +32,7 @@ impl Statement<'_> {
                 let route = owner_of(protected, document)?.route;
                 Ok(selected.iter().all(|document| document.owner.route == route))
             }
-            None => Ok(!may_affect(&update, &paths)?),
+            None => Ok(!self.may_change(&update, &paths)?),
         }
     }
 
@@ -47,10 +48,25 @@ impl Statement<'_> {
             Some(document) => owner_of(protected, document)?
                 .route
                 .is_some_and(|own| own.as_bytes() == route),
-            None => !may_affect(&update, &paths)? && !sets_on_insert(&update, &paths)?,
+            None => !self.may_change(&update, &paths)? && !sets_on_insert(&update, &paths)?,
         };
         let conditions = is_kept.then(|| conditions_on_shard_key(Doc::new(&route)?, &protected.shard_key));
         Ok(conditions.transpose()?.map(Builder::finish))
+    }
+
+    /// Whether the `update`, operators or a pipeline, may set another value at one of `paths` than the query asks for.
+    fn may_change(self, update: &Element<'_>, paths: &Vec<&str>) -> Result<bool, Malformed> {
+        let Some(operators) = update.as_document()? else {
+            return may_affect(update, paths);
+        };
+        let rest = without_kept(operators, self.query()?.unwrap_or(Doc::empty()), paths)?;
+        may_affect(
+            &Element {
+                value: &rest,
+                ..*update
+            },
+            paths,
+        )
     }
 }
 

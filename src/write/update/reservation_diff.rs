@@ -44,17 +44,16 @@ impl ReservationDiff {
     pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, StatementResult> {
         let mut diff = ReservationDiff::default();
         for document in before {
-            for key in document.keys.iter().flatten() {
+            for key in &document.keys {
                 diff.released.insert(key.clone(), document.owner.clone());
             }
         }
         let mut kept = HashSet::new();
         for document in after {
-            for key in document
-                .keys
-                .as_ref()
-                .map_err(|error| StatementResult::Unindexable(error.clone()))?
-            {
+            if let Some(error) = &document.unindexable {
+                return Err(StatementResult::Unindexable(error.clone()));
+            }
+            for key in &document.keys {
                 // Several documents are one owner if Keyward knows an old shard key.
                 if kept.contains(key) {
                     return Err(StatementResult::Duplicate(key.clone()));

@@ -68,6 +68,9 @@ pub struct ReservationConflict {
 impl From<Sent> for StatementResult {
     fn from(sent: Sent) -> Self {
         match sent.outcome {
+            Outcome::NotApplied(UnappliedReason::Withheld { is_retryable }) => {
+                StatementResult::Refused(WriteRefusal::outlasted(is_retryable))
+            }
             Outcome::NotApplied(UnappliedReason::Command) | Outcome::InDoubt(UnappliedReason::Command) => {
                 StatementResult::ErrorReply(sent.body)
             }

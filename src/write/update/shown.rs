@@ -68,7 +68,8 @@ mod tests {
                 id: RawBson::Int32(id),
                 route: Some(rawdoc! { "region": region }),
             },
-            keys: Ok(Vec::new()),
+            keys: Vec::new(),
+            unindexable: None,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::command::batch::BATCH_MAX;
 use crate::command::statement::StatementKind;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{WriteError, WriteReply};
+use crate::reply::{Times, WriteError, WriteRefusal, WriteReply};
 use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
@@ -77,6 +77,7 @@ impl<'a> Modify<'_, 'a> {
             }
             loop {
                 let way = &plans[next].way;
+                self.op.begin_statement();
                 let result = carry_out_statement(&mut self.run(next), way).await?;
                 if !self.take(next, result).await? {
                     break;
@@ -92,6 +93,7 @@ impl<'a> Modify<'_, 'a> {
         for (index, plan) in self.plans.iter().enumerate() {
             // The first error ends a transaction, and so the command, whether ordered or unordered.
             while self.failed.is_none() && !self.reply.has_errors() {
+                self.op.begin_statement();
                 let mut run = self.run(index);
                 let result = match plan.way {
                     Way::Forward => run.forward_in_clients_transaction(&mut transaction).await?,
@@ -125,7 +127,7 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
-            StatementResult::Refused(refusal) if refusal.is_of_one_statement(self.reply.has_results()) => {
+            StatementResult::Refused(refusal) if self.is_of_one_statement(&refusal) => {
                 self.reply.error(index, WriteError::refused(&refusal));
             }
             StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.op.protected.times())),
@@ -137,12 +139,26 @@ impl<'a> Modify<'_, 'a> {
     async fn forward(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
         let list = self.kind.list().expect("a `findAndModify` is no batch");
         let first = positions.start;
-        let (reply, is_ok) = forward::statements(self.op, list, positions).await?;
-        match is_ok {
-            true => self.reply.add_statements(Doc::new(&reply)?, first)?,
-            false => self.failed = Some(reply),
+        match forward::statements(self.op, list, positions.clone()).await? {
+            Ok((reply, true)) => self.reply.add_statements(Doc::new(&reply)?, first)?,
+            Ok((reply, false)) => self.failed = Some(reply),
+            Err(refusal) if self.is_of_one_statement(&refusal) => {
+                let refused = if self.op.command.ordered { 1 } else { positions.len() };
+                for position in positions.take(refused) {
+                    self.reply.error(position, WriteError::refused(&refusal));
+                }
+            }
+            Err(refusal) => self.failed = Some(refusal.body(&Times::default())),
         }
         Ok(())
+    }
+
+    /// Whether the refusal is an error of its statement, so that the results of the others reach the client.
+    fn is_of_one_statement(&self, refusal: &WriteRefusal) -> bool {
+        let has_results = self.reply.has_results();
+        // No driver sends a command again after this error. At the client's own limit, the whole command fails, as on a server.
+        let is_own_limit = *refusal == WriteRefusal::TimeLimit && self.op.client_deadline.is_none();
+        refusal.is_of_one_statement(has_results) || is_own_limit && has_results
     }
 
     fn is_over(&self) -> bool {

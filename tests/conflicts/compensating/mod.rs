@@ -20,6 +20,7 @@ mod reservations;
 mod same_id;
 mod set_values;
 mod side_by_side;
+mod unanswered;
 mod unfinished;
 mod waiting;
 

@@ -54,6 +54,30 @@ async fn an_upsert_leaves_another_document_with_the_same_id_alone() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// The update, and not the query, decides the shard of the new document. So Keyward reads it by its `_id` on all shards.
+#[tokio::test]
+async fn an_upsert_by_a_pipeline_leaves_another_document_with_the_same_id_alone() {
+    let database = "same_id_pipeline";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert(vec![user("a", "a@x")], true)).await;
+    let upsert = |email: &str| {
+        let pipeline = vec![doc! { "$replaceWith": { "_id": 1, "region": "z", "email": email } }];
+        let query = doc! { "_id": 1, "region": "z", "email": email };
+        let statement = doc! { "q": query, "u": pipeline, "upsert": true };
+        // Long before Keyward would give up.
+        doc! { "update": "users", "updates": [statement], "maxTimeMS": 30_000 }
+    };
+    let refused = run(&client, database, upsert("a@x")).await;
+    let error = refused.get_array("writeErrors").unwrap()[0].as_document().unwrap();
+    assert_eq!(error.get_i32("code").unwrap(), 11_000, "{refused}");
+    let upserted = run(&client, database, upsert("z@x")).await;
+    assert!(upserted.contains_key("upserted"), "{upserted}");
+    assert_agreement(cluster, database, "email").await;
+    assert_eq!(reservations(cluster, database, "email").await.len(), 2);
+}
+
 /// A statement that finds its documents by `_id` and region, or by a range of regions; no two documents get one address by it.
 fn statement(rng: &mut StdRng, number: i32) -> Document {
     let regions = ["a", "b", "y", "z"];

@@ -5,6 +5,7 @@ use testbed::ReplicaSet;
 use testbed::command::{self, CommandError};
 
 use testkit::keyward::Keyward;
+use testkit::wire::send;
 
 /// Makes an entry's lease six seconds.
 const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "5")];
@@ -74,6 +75,104 @@ fn is_refused_after_a_wait(set: &ReplicaSet, strategy: &str) {
     second.insert(database, doc! { "_id": 5, "z": "x" }).unwrap();
     let (code, findings) = second.verify();
     assert_eq!(code, Some(0), "{findings}");
+}
+
+/// Commands that the driver sends once, of which one part takes effect before another waits; with the number of documents that have
+/// changed, and the positions of the others.
+fn parts(strategy: &str) -> Vec<(Document, i32, Vec<i32>)> {
+    let set = |id: i32, z: &str| doc! { "q": { "_id": id }, "u": { "$set": { "z": z } } };
+    let of_no_key = doc! { "q": { "_id": 10 }, "u": { "$set": { "other": 1 } } };
+    let unordered = vec![set(10, "10 new"), set(11, "x"), set(12, "12 new"), of_no_key];
+    let by_server = doc! { "q": { "_id": 14 }, "u": [{ "$set": { "z": "x" } }] };
+    let mut parts = vec![
+        (
+            doc! { "update": "users", "updates": unordered, "ordered": false },
+            1,
+            vec![1, 2, 3],
+        ),
+        (
+            doc! { "update": "users", "updates": [set(13, "13 new"), by_server, set(13, "again")] },
+            1,
+            vec![1],
+        ),
+    ];
+    if strategy == "compensating" {
+        let users = [(20, "20 new"), (21, "x"), (22, "22 new")].map(|(id, z)| doc! { "_id": id, "z": z });
+        parts.push((
+            doc! { "insert": "users", "documents": users.to_vec(), "ordered": false },
+            2,
+            vec![1],
+        ));
+    }
+    parts
+}
+
+/// The results of a command before this Keyward's permit ended reach the client, if no driver sends the command again.
+fn results_before_it_are_reported(set: &ReplicaSet, strategy: &str) {
+    let database = &format!("outlasted_in_part_{strategy}");
+    let first = Keyward::of(&settings(set, database, strategy));
+    let second = Keyward::of_in(&settings(set, database, strategy), &HASTE);
+    for id in 10..15 {
+        second
+            .insert(database, doc! { "_id": id, "z": id.to_string() })
+            .unwrap();
+    }
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let lsid = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
+    let transaction = doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false };
+    let mut holding = doc! { "insert": "users", "documents": [{ "_id": 1, "z": "x" }], "startTransaction": true };
+    holding.extend(transaction.clone());
+    first.run(database, holding).unwrap();
+    let count = |filter: Document| {
+        let counted = set.run(database, doc! { "count": "users", "query": filter }).unwrap();
+        counted.get_i32("n").unwrap()
+    };
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = parts(strategy)
+            .into_iter()
+            .map(|(command, n, refused)| {
+                let sent = command.clone();
+                let reply = scope.spawn(|| send(&second.address, database, sent).unwrap());
+                (command, reply, n, refused)
+            })
+            .collect();
+        let done: i32 = waiting.iter().map(|(_, _, n, _)| n).sum();
+        second.until("the first parts", || count(doc! { "z": { "$regex": "new$" } }) == done);
+        let unrenewed = doc! { "failCommands": ["update"], "namespace": "keyward.keywards", "errorCode": 2 };
+        let _unrenewed = set.fail_point("failCommand", "alwaysOn", unrenewed).unwrap();
+        second.until("no permit", || {
+            second
+                .get("/readyz")
+                .contains("this Keyward's entry couldn't be renewed")
+        });
+        let mut abort = doc! { "abortTransaction": 1 };
+        abort.extend(transaction);
+        first.run("admin", abort).unwrap();
+        for (command, reply, n, refused) in waiting {
+            let reply = reply.join().unwrap();
+            assert_eq!(reply.get_i32("n").ok(), Some(n), "{command} {reply}");
+            let errors = reply.get_array("writeErrors").unwrap();
+            let errors: Vec<&Document> = errors.iter().map(|error| error.as_document().unwrap()).collect();
+            let positions: Vec<i32> = errors.iter().map(|error| error.get_i32("index").unwrap()).collect();
+            assert_eq!(positions, refused, "{command} {reply}");
+            for error in errors {
+                assert_eq!(error.get_i32("code").ok(), Some(6), "{reply}");
+                let text = error.get_str("errmsg").unwrap();
+                assert!(text.contains("while this write waited"), "{reply}");
+            }
+        }
+    });
+    assert_eq!(count(doc! { "z": "x" }), 0);
+}
+
+#[test]
+fn the_results_before_it_are_reported() {
+    results_before_it_are_reported(&ReplicaSet::alone().unwrap(), "compensating");
+}
+
+#[test]
+fn they_are_in_strict_mode() {
+    results_before_it_are_reported(&ReplicaSet::alone().unwrap(), "transaction");
 }
 
 #[test]

@@ -23,6 +23,27 @@ impl Case {
             stage.remove("on");
         }
     }
+
+    /// Gives all documents a field inside `place`, and matches by it and the `_id`. A document's `_id` decides the field's value, so
+    /// that no two documents have the same `_id`.
+    pub fn match_by_nested_shard_key(&mut self) {
+        for document in self.source.iter_mut().chain(&mut self.target) {
+            let id = document.get("_id").unwrap().to_string();
+            let is_even = id.bytes().map(u32::from).sum::<u32>() % 2 == 0;
+            document.insert("place", doc! { "n": 1, "region": if is_even { "a" } else { "z" } });
+        }
+        let pipeline = self.command.get_array_mut("pipeline").unwrap();
+        let last = pipeline.last_mut().unwrap().as_document_mut().unwrap();
+        let stage = last.get_document_mut("$merge").unwrap();
+        stage.insert("on", ["_id", "place.region"]);
+        // A router refuses to change the shard key in this way.
+        if stage.to_string().contains("$replaceWith") {
+            stage.insert("whenMatched", "merge");
+            stage.remove("let");
+        }
+        // Keyward refuses it beside stated fields.
+        self.command.remove("collation");
+    }
 }
 
 /// A case whose collections are `source` and `users`.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use bson::{Bson, Document};
+use bson::{Bson, Document, doc};
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
@@ -13,7 +13,7 @@ use testkit::wire::{Connection, is_ok};
 use testkit::{given, in_one_order};
 
 use super::generate::{Case, case};
-use super::{fill, native, sharded, unsharded};
+use super::{fill, native, sharded, sharded_inside, unsharded};
 
 /// How many merges are tried.
 const CASES: usize = 250;
@@ -35,7 +35,22 @@ async fn generated_merges_do_what_native_ones_do_on_shards() {
     let keyward = sharded(database);
     let past = Connection::open(&Cluster::shared().router_address());
     let places = [native(database).await, Connection::open(&keyward.address), past];
-    compare(database, places, true);
+    compare(database, places, Matching::ShardKey);
+}
+
+/// The server's `$merge` sets the whole document, and so the shard key.
+#[tokio::test(flavor = "multi_thread")]
+async fn generated_merges_by_a_shard_key_inside_another_field_do_what_native_ones_do() {
+    for strategy in ["compensating", "transaction"] {
+        let database = format!("merged_inside_{strategy}");
+        let keyward = sharded_inside(&database, strategy);
+        let mut native = native(&database).await;
+        let index = doc! { "key": { "place.region": 1, "_id": 1 }, "name": "by_place", "unique": true };
+        native.must(&database, &doc! { "createIndexes": "users", "indexes": [index] });
+        let past = Connection::open(&Cluster::shared().router_address());
+        let places = [native, Connection::open(&keyward.address), past];
+        compare(&database, places, Matching::NestedShardKey);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,17 +59,27 @@ async fn generated_merges_do_what_native_ones_do_in_strict_mode() {
     let (set, keyward) = unsharded(database);
     let past = Connection::open(&set.addresses()[0]);
     let places = [native(database).await, Connection::open(&keyward.address), past];
-    compare(database, places, false);
+    compare(database, places, Matching::AnyField);
+}
+
+/// The fields by which merges match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Matching {
+    AnyField,
+    ShardKey,
+    NestedShardKey,
 }
 
 /// `past` goes past Keyward.
-fn compare(database: &str, [mut native, mut keyward, mut past]: [Connection; 3], is_sharded: bool) {
+fn compare(database: &str, [mut native, mut keyward, mut past]: [Connection; 3], matching: Matching) {
     let mut random = StdRng::seed_from_u64(given::seed());
     let mut seen = Seen::default();
     for number in 0..CASES {
         let mut case = case(&mut random);
-        if is_sharded {
-            case.match_by_shard_key();
+        match matching {
+            Matching::AnyField => {}
+            Matching::ShardKey => case.match_by_shard_key(),
+            Matching::NestedShardKey => case.match_by_nested_shard_key(),
         }
         for connection in [&mut native, &mut keyward] {
             fill(connection, database, "source", &case.source);
@@ -82,7 +107,7 @@ fn compare(database: &str, [mut native, mut keyward, mut past]: [Connection; 3],
     println!("{seen:?}");
     let often = [seen.succeeded, seen.changed, seen.duplicates, seen.unmatched];
     assert!(often.iter().all(|times| *times > 2), "{seen:?}");
-    assert_eq!(seen.on_email > 2, !is_sharded, "{seen:?}");
+    assert_eq!(seen.on_email > 2, matching == Matching::AnyField, "{seen:?}");
     assert!(seen.other_duplicates < seen.duplicates / 2, "{seen:?}");
 }
 

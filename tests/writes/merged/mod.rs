@@ -9,7 +9,7 @@ mod refused;
 use bson::{Document, doc};
 use testbed::{Cluster, ReplicaSet};
 use testkit::wire::Connection;
-use testkit::{Keyward, spread_on_two};
+use testkit::{Keyward, shard_on_two, spread_on_two};
 
 /// The constraint of these tests, on the collection `users` of the database.
 fn email(database: &str) -> String {
@@ -25,6 +25,19 @@ fn sharded(database: &str) -> Keyward {
     cluster.run("admin", shard).unwrap();
     spread_on_two(cluster, &users, doc! { "_id": 3 });
     Keyward::start(&cluster.uri(), &email(database))
+}
+
+/// A Keyward before the shared cluster, on which `users` of `database` is spread over two shards by a field inside `place`.
+fn sharded_inside(database: &str, strategy: &str) -> Keyward {
+    let (cluster, users) = (Cluster::shared(), format!("{database}.users"));
+    let (key, at) = (doc! { "place.region": 1 }, doc! { "place.region": "m" });
+    shard_on_two(cluster, &users, key, at);
+    let index = doc! { "key": { "place.region": 1, "_id": 1 }, "name": "by_place", "unique": true };
+    cluster
+        .run(database, doc! { "createIndexes": "users", "indexes": [index] })
+        .unwrap();
+    let constraint = format!("  - {{ collection: {users}, key: {{ email: 1 }}, strategy: {strategy} }}\n");
+    Keyward::start(&cluster.uri(), &constraint)
 }
 
 /// A Keyward before a replica set of its own.

@@ -16,7 +16,10 @@ use std::collections::HashSet;
 use tokio::time::Instant;
 
 use crate::claims::Candidate;
+use crate::raw::Doc;
 use crate::reply::WriteRefusal;
+use crate::server::reply::code;
+use crate::write::absent_collection::{CollectionCheck, may_report_absence};
 use crate::write::back_off::BackOff;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
@@ -91,7 +94,8 @@ impl Transactional {
         let mut missing = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
-            match self.try_in_group(op, &these, ReservationMode::Checked).await? {
+            let tried = self.try_in_group(op, &these, ReservationMode::Checked).await?;
+            match create_for(op, tried).await? {
                 TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
                 TransactionOutcome::DoneBefore(statements) => {
                     let is_done = |index: &usize| {
@@ -132,4 +136,23 @@ impl Transactional {
         }
         Ok(progress.into_sent()?)
     }
+}
+
+/// The outcome `tried` of a transaction, unless it had no effect because its collection doesn't exist. Then Keyward creates the
+/// collection, and the outcome is a conflict that is over.
+async fn create_for(op: &mut WriteOp<'_>, tried: TransactionOutcome) -> Result<TransactionOutcome, ForwardError> {
+    let may_lack_collection = match &tried {
+        TransactionOutcome::Conflict => true,
+        TransactionOutcome::Failed(body) => may_report_absence(code(Doc::new(body)?)?),
+        TransactionOutcome::Refused(_, error) => may_report_absence(error.code()),
+        _ => false,
+    };
+    if !may_lack_collection {
+        return Ok(tried);
+    }
+    Ok(match op.create_if_absent().await? {
+        CollectionCheck::Created => TransactionOutcome::Conflict,
+        CollectionCheck::Unneeded => tried,
+        CollectionCheck::Refused(reply) => TransactionOutcome::Failed(reply.body),
+    })
 }

@@ -144,6 +144,7 @@ impl InsertProgress {
                 outcomes: self.outcomes,
                 body,
                 failed: true,
+                refusal: None,
             });
         }
         let mut body = Builder::new();
@@ -157,6 +158,7 @@ impl InsertProgress {
             outcomes: self.outcomes,
             body: body.finish(),
             failed: false,
+            refusal: None,
         })
     }
 }

@@ -22,7 +22,7 @@ use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
-use crate::write::context::TIME_MAX;
+use crate::write::context::end_of_time;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
@@ -86,7 +86,7 @@ impl Transactional {
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         Transactional {
             first: op.command.retry_id(first),
-            give_up: op.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
+            give_up: op.client_deadline.unwrap_or_else(end_of_time),
         }
     }
 

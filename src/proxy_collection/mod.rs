@@ -16,6 +16,7 @@ mod placeholder;
 mod queue;
 mod reading;
 mod recent_owners;
+mod renewing;
 mod reroute;
 mod reservation;
 mod reserving;

@@ -6,9 +6,12 @@
 use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, doc};
+use keyward::constraint::{Constraint, IndexSpec};
+use keyward::namespace::Namespace;
 use keyward::reservation::{AttemptId, Token};
 use testbed::Cluster;
 use testkit::Keyward;
+use testkit::relay::Relay;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -16,8 +19,6 @@ const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
 
 /// A reservation for `users` as a Keyward would leave it that crashed at the time `at`.
 fn abandoned(email: &str, owner: i32, at: u32) -> Document {
-    use keyward::constraint::{Constraint, IndexSpec};
-    use keyward::namespace::Namespace;
     let spec = IndexSpec {
         key: doc! { "email": 1 },
         ..IndexSpec::default()
@@ -128,4 +129,64 @@ async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
         assert!(Instant::now() < deadline, "it isn't swept");
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+fn user(id: i32, region: &str, email: &str, active: bool) -> Document {
+    doc! { "_id": id, "region": region, "email": email, "active": active }
+}
+
+fn shard_users(cluster: &Cluster, database: &str) {
+    let namespace = format!("{database}.users");
+    testkit::shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+}
+
+/// A sweep whose deletion is held up. Meanwhile its Keyward is gone, and the document has got the key again by another definition.
+#[test]
+fn a_late_deletion_of_a_sweep_leaves_what_a_backfill_relies_on() {
+    const DATABASE: &str = "sweep_late_deletion";
+    // Others would wait for the Keyward that is killed.
+    let cluster = Cluster::alone().unwrap();
+    shard_users(&cluster, DATABASE);
+    let relay = Relay::start(cluster.router_address());
+    let former = format!(
+        "  - {{ collection: {DATABASE}.users, key: {{ email: 1 }}, partialFilterExpression: {{ active: true }} }}\n"
+    );
+    let mut sweeper = Keyward::start_sweeping(&relay.uri(), &former);
+    sweeper.insert(DATABASE, user(1, "a", "a@x", true)).unwrap();
+    let proxy = "keyward.users.email_1";
+    let length = i32::try_from(proxy.len() + 1).unwrap().to_le_bytes();
+    let deletion = [b"\x02delete\0", &length[..], proxy.as_bytes(), b"\0"].concat();
+    let held = relay.hold(&deletion);
+    let past = |command: Document| cluster.run(DATABASE, command).unwrap();
+    let update = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "active": false } } };
+    past(doc! { "update": "users", "updates": [update] });
+    held.wait();
+    sweeper.kill();
+    let all = doc! { "q": {}, "limit": 0 };
+    cluster
+        .run("keyward", doc! { "delete": "keywards", "deletes": [all.clone()] })
+        .unwrap();
+    past(doc! { "delete": "keyward.constraints", "deletes": [all] });
+    let all = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "1s\nsweep: 1h", &all);
+    let count = || past(doc! { "count": proxy }).get_i32("n").unwrap();
+    assert_eq!(count(), 1);
+    let counters = || {
+        let deletes = |shard: &testbed::ReplicaSet| {
+            let status = shard.run("admin", doc! { "serverStatus": 1 }).unwrap();
+            let commands = status
+                .get_document("metrics")
+                .unwrap()
+                .get_document("commands")
+                .unwrap();
+            let delete = commands.get_document("delete").unwrap();
+            delete.get_i64("total").unwrap()
+        };
+        cluster.shards().iter().map(deletes).sum::<i64>()
+    };
+    let before = counters();
+    drop(held);
+    keyward.until("the deletion", || counters() > before);
+    assert_eq!(keyward.insert(DATABASE, user(2, "z", "a@x", true)), Err(11_000));
+    assert_eq!(count(), 1);
 }

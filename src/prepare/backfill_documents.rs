@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, advance_attempts, owner_of};
+use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, advance_attempts, owner_of};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
@@ -28,6 +28,15 @@ pub enum BackfillOutcome {
     Duplicate(Owner),
 }
 
+struct Always;
+
+impl TakeoverCheck for Always {
+    /// A process that doesn't serve clients has no permit.
+    fn may_write(&self) -> bool {
+        true
+    }
+}
+
 /// Reserves the keys of `candidates` under tokens of `attempt`, and returns the outcome of each. Each candidate has one
 /// key, and all keys are of the same constraint.
 ///
@@ -41,7 +50,7 @@ pub async fn backfill_documents<'a>(
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = advance_attempts(protected, &mut pending).await;
+        let awaited = advance_attempts(protected, &mut pending, &Always).await;
         let (mut left, mut duplicates, mut own) = (Vec::new(), Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {

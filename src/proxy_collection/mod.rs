@@ -89,6 +89,9 @@ pub enum StoreError {
     /// It is unknown whether a key is reserved, and for which owner.
     #[error("the cluster gave no sure answer about a reservation")]
     Unsure,
+    /// Other Keywards may presume this one gone by now.
+    #[error("this Keyward may not write any more, because its entry in the register of Keywards may be gone")]
+    Outlasted,
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,

@@ -131,6 +131,7 @@ impl WriteRefusal {
         match self {
             WriteRefusal::TooMany { .. } | WriteRefusal::TooLarge { .. } => true,
             WriteRefusal::Unsure { retryable, .. } => has_results && !retryable,
+            WriteRefusal::Unregistered { label, .. } => has_results && label.is_none(),
             _ => false,
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 use tokio::time::Instant;
 
 use super::{Candidate, ConstrainedKey, TakeoverCheck};
@@ -41,6 +41,10 @@ enum EffectKind {
 struct NoTakeover;
 
 impl TakeoverCheck for NoTakeover {
+    fn is_defined<'c>(&'c self, _: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        ready(Ok(false)).boxed()
+    }
+
     fn may_write(&self) -> bool {
         false
     }
@@ -296,6 +300,11 @@ impl SlotGroup<'_, '_> {
     }
 
     async fn take_over(self, slots: Vec<Slot>, from_absent: bool, check: &dyn TakeoverCheck) -> Vec<Answer> {
+        match check.is_defined(self.proxy()).await {
+            Ok(true) => {}
+            Ok(false) => return self.failed(slots, &StoreError::Redefined),
+            Err(error) => return self.failed(slots, &error),
+        }
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
             if !check.may_write() {

@@ -8,9 +8,12 @@
 
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::is_defined_as_here;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, advance_attempts, owner_of};
-use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
+use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
 
@@ -28,9 +31,14 @@ pub enum BackfillOutcome {
     Duplicate(Owner),
 }
 
-struct Always;
+/// Takeovers that were judged by the definition of a constraint. This process may have stood still since.
+struct OfDefinition<'a>(&'a Protected);
 
-impl TakeoverCheck for Always {
+impl TakeoverCheck for OfDefinition<'_> {
+    fn is_defined<'c>(&'c self, proxy: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        is_defined_as_here(self.0, proxy).boxed()
+    }
+
     /// A process that doesn't serve clients has no permit.
     fn may_write(&self) -> bool {
         true
@@ -50,7 +58,7 @@ pub async fn backfill_documents<'a>(
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = advance_attempts(protected, &mut pending, &Always).await;
+        let awaited = advance_attempts(protected, &mut pending, &OfDefinition(protected)).await;
         let (mut left, mut duplicates, mut own) = (Vec::new(), Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
@@ -159,6 +167,9 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
         None if proxy.may_be_in_flight(conflicting) => None,
         // The attempt that wrote it may still release it: its own document is at another place.
         None => {
+            if !is_defined_as_here(protected, proxy).await? {
+                return Err(StoreError::Redefined);
+            }
             let (owner, version) = (&candidate.owner, candidate.version());
             let taken = proxy.take_over(key, conflicting, owner, version).await?;
             (taken == TakenOver::Done).then_some(BackfillOutcome::Reserved)

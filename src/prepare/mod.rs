@@ -235,6 +235,30 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
     }
 }
 
+/// Whether the constraint of `proxy` still has the definition and the strategy in the cluster that it has here.
+///
+/// A process judges reservations by its own definition. Another one may be in force by now: this process may have stood still, or not have
+/// applied a change yet. By the new definition the owner may hold the key. So a judge must do this, in this order:
+///
+/// 1. It reads the reservations, with their tokens.
+/// 2. It asks this. The read is linearizable, so a deposed primary can't answer it.
+/// 3. It deletes or takes over by these tokens, at any later time.
+///
+/// A backfill of another definition begins after step 2, because it begins after the definition is stored. It gives each reservation
+/// that it finds for a document a token that step 3 doesn't name ([`backfill_documents`]). Or it finds none, and writes one. Before
+/// this backfill is complete, the new constraint isn't enforced. A write under the new definition relies on no reservation that it
+/// only found, with one exception: a document keeps a key that it held before. Then the backfill finds that document with the key, too.
+///
+/// The constraint's identity needn't be the same. If the constraint was removed and made again before step 2, with the same definition, the
+/// judgement is right by the new one as well.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn is_defined_as_here(protected: &Protected, proxy: &ProxyCollection) -> Result<bool, StoreError> {
+    let definitions = Definitions::of(proxy.client(), &protected.namespace);
+    definitions.is_as_here(&proxy.constraint, protected.strategy()).await
+}
+
 /// A collection with its uuid, if it exists.
 type Collection = (Protected, Option<Bson>);
 

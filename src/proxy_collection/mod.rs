@@ -89,6 +89,9 @@ pub enum StoreError {
     /// It is unknown whether a key is reserved, and for which owner.
     #[error("the cluster gave no sure answer about a reservation")]
     Unsure,
+    /// The constraint has another definition or strategy in the cluster by now, or is being removed there.
+    #[error("the constraint was changed or removed in the cluster")]
+    Redefined,
     /// Other Keywards may presume this one gone by now.
     #[error("this Keyward may not write any more, because its entry in the register of Keywards may be gone")]
     Outlasted,

@@ -1,5 +1,6 @@
 //! Holds one write operation: a client's command on a protected collection, with everything needed to carry it out.
 
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::Instant;
 
 use super::context::{Context, TIME_MAX};
@@ -9,15 +10,21 @@ use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
 use crate::command::batch::BatchCommand;
 use crate::constraint::Key;
 use crate::fleet::Permit;
+use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::Malformed;
 use crate::reply::{Times, WriteRefusal};
 use crate::reservation::Event;
 use crate::upstream::Connection;
 
-/// Takeovers of a client's write.
+/// Takeovers of a client's write. The permit suffices: no other definition is enforced while this Keyward may write
+/// by its own.
 struct Permitted<'a>(Option<&'a Permit>);
 
 impl TakeoverCheck for Permitted<'_> {
+    fn is_defined<'c>(&'c self, _: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        ready(Ok(true)).boxed()
+    }
+
     fn may_write(&self) -> bool {
         self.0.is_none_or(Permit::holds)
     }

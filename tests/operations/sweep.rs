@@ -3,12 +3,17 @@
 
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, doc};
+use keyward::catalog::Catalog;
 use keyward::constraint::{Constraint, IndexSpec};
+use keyward::metrics::Metrics;
 use keyward::namespace::Namespace;
 use keyward::reservation::{AttemptId, Token};
+use keyward::sweep;
 use testbed::Cluster;
 use testkit::Keyward;
 use testkit::relay::Relay;
@@ -133,6 +138,62 @@ async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
 
 fn user(id: i32, region: &str, email: &str, active: bool) -> Document {
     doc! { "_id": id, "region": region, "email": email, "active": active }
+}
+
+/// A Keyward that has another definition by which the document doesn't hold its key: it hasn't applied a change yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_keyward_sweeps_by_a_definition_that_was_replaced() {
+    const DATABASE: &str = "sweep_replaced";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let all = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    // It sweeps once, as it starts.
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "1s\nsweep: 1h", &all);
+    keyward.insert(DATABASE, user(1, "a", "a@x", false)).unwrap();
+    let former = IndexSpec {
+        key: doc! { "email": 1 },
+        partial_filter_expression: Some(doc! { "active": true }),
+        ..IndexSpec::default()
+    };
+    let former = [Arc::new(
+        Constraint::new(Namespace::new(DATABASE, "users"), former).unwrap(),
+    )];
+    let (client, metrics) = (cluster.client(), Metrics::new(&former));
+    let protected = keyward::prepare::prepared(&client, &former, Duration::from_secs(1), &metrics);
+    let protected = protected.await.unwrap().remove(0);
+    let page = protected.constraints[0].page(None, 10).await.unwrap();
+    let (key, seen) = page.into_iter().next().unwrap().read.unwrap();
+    let catalog = Arc::new(Catalog::new(vec![protected.clone()]));
+    let swept = format!("keyward_constraint_sweeps_total{{constraint=\"{DATABASE}.users.email_1\"}}");
+    keyward.until("its own sweep", || keyward.metric(&swept) >= 1);
+    // Others may have their turn at once.
+    let free = doc! { "q": {}, "u": { "$unset": { "sweep": 1 } } };
+    cluster
+        .run(DATABASE, doc! { "update": "keyward.constraints", "updates": [free] })
+        .unwrap();
+    // It asks for the catalog before each sweep, and before each page.
+    let asked = Arc::new(AtomicU32::new(0));
+    let asking = asked.clone();
+    let current = move || {
+        asking.fetch_add(1, Ordering::SeqCst);
+        catalog.clone()
+    };
+    let sweeping = tokio::spawn(sweep::run(client, current, Duration::from_millis(50)));
+    let proxy = &protected.constraints[0];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let until = async |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(Instant::now() < deadline, "no sweep");
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    until(&|| proxy.is_over(&seen)).await;
+    // Every other sweep finds that its turn hasn't come yet.
+    let before = asked.load(Ordering::SeqCst);
+    until(&|| asked.load(Ordering::SeqCst) >= before + 10).await;
+    sweeping.abort();
+    assert!(proxy.read(&[&key]).await.unwrap()[0].is_some(), "it is swept");
+    assert_eq!(keyward.insert(DATABASE, user(2, "z", "a@x", true)), Err(11_000));
 }
 
 fn shard_users(cluster: &Cluster, database: &str) {

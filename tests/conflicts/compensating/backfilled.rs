@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use bson::{Document, RawBson, doc, rawdoc};
 use keyward::catalog::Protected;
 use keyward::claims::{AttemptRegistry, Candidate};
-use keyward::constraint::Key;
+use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::metrics::Metrics;
+use keyward::namespace::Namespace;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
 use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, ReservationVersion, Reserved, TakenOver};
 use keyward::raw::Doc;
@@ -228,6 +229,38 @@ async fn what_a_backfill_relies_on_is_not_hit_by_an_earlier_judgement() {
     let other = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
     assert_agreement(cluster, database, "email").await;
+}
+
+/// A process that stood still amid a backfill, or that audits, may have another definition, by which the owner doesn't hold the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_over_by_a_definition_that_was_replaced() {
+    let database = "former_definition";
+    let (cluster, keyward, protected) = beside(database).await;
+    let past = cluster.client();
+    run(&past, database, insert(vec![user(1, "a@x")], true)).await;
+    // No write of it is on its way, so nobody waits for its lease.
+    assert_eq!(
+        backfilled(&protected, &user(1, "a@x")).await,
+        [BackfillOutcome::Reserved]
+    );
+    let spec = IndexSpec {
+        key: doc! { "email": 1 },
+        partial_filter_expression: Some(doc! { "active": true }),
+        ..IndexSpec::default()
+    };
+    let former = [Arc::new(
+        Constraint::new(Namespace::new(database, "users"), spec).unwrap(),
+    )];
+    let former = prepared(&past, &former, LEASE, &Metrics::new(&former)).await.unwrap();
+    let second = doc! { "_id": 2, "region": "z", "email": "a@x", "active": true };
+    run(&past, database, insert(vec![second.clone()], true)).await;
+    let (attempt, bytes) = (AttemptRegistry::default().begin().id(), second.to_vec().unwrap());
+    let wanted = Candidate::one_for_each_key(&former[0], 0, Token::of(attempt), Doc::new(&bytes).unwrap()).unwrap();
+    assert!(backfill_documents(&former[0], attempt, wanted).await.is_err());
+    let (store, key) = store_of_email(cluster, database);
+    assert_eq!(reservation(&store, &key).await.owner.id, RawBson::Int32(1));
+    let other = run(&keyward.client().await, database, insert(vec![user(3, "a@x")], true)).await;
+    assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

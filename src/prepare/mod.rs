@@ -107,17 +107,18 @@ pub async fn make(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<ReservingConstraints, PrepareError> {
-    let (deployment, collections) = read_all(client, constraints, lease, metrics).await?;
+    let (deployment, mut collections) = read_all(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
-    for (index, (protected, uuid)) in collections.iter().enumerate() {
+    for (index, (protected, uuid)) in collections.iter_mut().enumerate() {
         // A collection that is still to be created may yet be sharded.
         if uuid.is_some() {
             warn_of_routes_without_effect(protected);
         }
         deployment.create_results(client, &protected.namespace.database).await?;
         let definitions = Definitions::of(client, &protected.namespace);
-        for (position, proxy) in protected.constraints.iter().enumerate() {
-            let constraint = &proxy.constraint;
+        let strategy = protected.strategy();
+        for (position, proxy) in protected.constraints.iter_mut().enumerate() {
+            let constraint = &proxy.constraint.clone();
             proxy
                 .prepare_collation()
                 .await
@@ -127,10 +128,15 @@ pub async fn make(
                 return Err(PrepareError::NotOurs(constraint.proxy_collection(), "has a collation"));
             }
             let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
-            definitions.agree_on_strategy(constraint, protected.strategy()).await?;
+            definitions.agree_on_strategy(constraint, strategy).await?;
             deployment.create(client, constraint).await?;
-            if proxy_collection.uuid.is_none() {
-                proxy.note_made();
+            match proxy_collection.uuid {
+                Some(uuid) => proxy.note_uuid(Some(uuid)),
+                None => {
+                    proxy.note_made();
+                    let made = Existing::read(client, &constraint.proxy_collection()).await?;
+                    proxy.note_uuid(made.uuid);
+                }
             }
             identities.push((constraint.clone(), registered.identity));
             if !registered.is_enforced {

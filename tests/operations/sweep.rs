@@ -251,3 +251,33 @@ fn a_late_deletion_of_a_sweep_leaves_what_a_backfill_relies_on() {
     assert_eq!(keyward.insert(DATABASE, user(2, "z", "a@x", true)), Err(11_000));
     assert_eq!(count(), 1);
 }
+
+/// A change of the constraints makes no abandoned key wait for its lease again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ages_of_reservations_stay_known_over_a_reload() {
+    const DATABASE: &str = "sweep_ages";
+    const LEASE: Duration = Duration::from_secs(20);
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let settings = |more: &str| {
+        format!(
+            "upstream: {}\nlease: 20s\nsweep: 1h\nreload_interval: 0s\nconstraints:\n  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n{more}",
+            cluster.uri()
+        )
+    };
+    let keyward = Keyward::of(&settings(""));
+    let proxy = cluster
+        .client()
+        .database(DATABASE)
+        .collection::<Document>("keyward.users.email_1");
+    for (email, owner) in [("a@x", 1_000), ("b@x", 1_001)] {
+        proxy.insert_one(abandoned(email, owner, 1_000)).await.unwrap();
+    }
+    // This Keyward first waits until it knows them for as long as a lease.
+    keyward.insert(DATABASE, user(1, "a", "a@x", true)).unwrap();
+    let more = format!("  - {{ collection: {DATABASE}.orders, key: {{ number: 1 }} }}\n");
+    assert_eq!(keyward.reload(&settings(&more))["outcome"], "applied");
+    let began = Instant::now();
+    keyward.insert(DATABASE, user(2, "z", "b@x", true)).unwrap();
+    assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
+}

@@ -247,7 +247,10 @@ async fn made(
     loop {
         let all = [wanted, &removed].concat();
         let error = match prepare::make(service.upstream.client(), &all, current.lease, &service.metrics).await {
-            Ok(reserving) => return Ok(reserving),
+            Ok(mut reserving) => {
+                reserving.keep_ages_of(&service.writes.catalog());
+                return Ok(reserving);
+            }
             Err(error) => error,
         };
         let PrepareError::OtherDefinition { namespace, name, .. } = &error else {

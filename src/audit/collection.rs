@@ -69,6 +69,10 @@ impl CollectionAudit<'_> {
                     self.turn.token = None;
                 }
                 Ok(Followed::Invalidated) => {}
+                Ok(Followed::Unreported) => {
+                    tracing::info!(namespace = %self.namespace, "a constraint is enforced by now: comparing all documents");
+                    self.turn.token = None;
+                }
                 Ok(Followed::Ended) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -83,7 +87,7 @@ impl CollectionAudit<'_> {
         let comparing = async {
             if !is_compared.load(Ordering::Acquire) {
                 if let Some(protected) = protected(auditor, namespace) {
-                    compare(&protected, None).await?;
+                    compare(auditor, &protected, None).await?;
                 }
                 is_compared.store(true, Ordering::Release);
             }
@@ -103,7 +107,10 @@ impl CollectionAudit<'_> {
                 return Ok(Followed::Ended);
             };
             if !batch.documents.is_empty() {
-                compare(&protected, Some(&batch.documents)).await?;
+                compare(self.auditor, &protected, Some(&batch.documents)).await?;
+            }
+            if is_compared.load(Ordering::Acquire) && self.auditor.has_more_to_report(&protected) {
+                return Ok(Followed::Unreported);
             }
             if batch.is_last {
                 self.auditor.note_caught_up(self.namespace);
@@ -126,6 +133,8 @@ impl CollectionAudit<'_> {
 
 /// How following the changes ended.
 enum Followed {
+    /// Violations of a constraint weren't reported, because it wasn't enforced. It is by now.
+    Unreported,
     /// The collection is gone; there may be a new one.
     Invalidated,
     /// The turn is another Keyward's, or nothing is protected there any more.
@@ -137,18 +146,28 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
 }
 
 /// Compares these documents with their reservations; without any given, all documents with all reservations.
-async fn compare(protected: &Protected, documents: Option<&[RawDocumentBuf]>) -> Result<(), StoreError> {
+async fn compare(
+    auditor: &Auditor,
+    protected: &Protected,
+    documents: Option<&[RawDocumentBuf]>,
+) -> Result<(), StoreError> {
     let settings = VerifySettings {
         rate: RATE,
         repair: true,
     };
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
-        let mut report = AuditReport::of(protected, position);
+        let constraint = &protected.constraints[position].constraint;
+        let mut report = AuditReport::of(protected, position, (auditor.is_enforced)(constraint));
         let mut note = |finding: &Finding| report.note(finding);
         match documents {
             Some(documents) => verify_documents(protected, position, settings, documents, &mut note).await?,
             None => verify(protected, position, settings, &mut Tally::default(), &mut note).await?,
+        }
+        match report.is_enforced {
+            true if documents.is_none() => auditor.note_unreported(constraint, false),
+            false if report.violations > 0 => auditor.note_unreported(constraint, true),
+            _ => {}
         }
         reports.push(report);
     }
@@ -158,6 +177,8 @@ async fn compare(protected: &Protected, documents: Option<&[RawDocumentBuf]>) ->
 /// Logs the findings of one constraint, and counts them.
 struct AuditReport<'a> {
     metrics: &'a ConstraintMetrics,
+    /// Whether the constraint was enforced before the documents were compared. If not, nothing is reported.
+    is_enforced: bool,
     violations: u64,
     /// A key couldn't be reserved.
     is_any_left: bool,
@@ -165,8 +186,9 @@ struct AuditReport<'a> {
 
 impl AuditReport<'_> {
     /// One of the constraint at this position, without a finding.
-    fn of(protected: &Protected, position: usize) -> AuditReport<'_> {
+    fn of(protected: &Protected, position: usize, is_enforced: bool) -> AuditReport<'_> {
         AuditReport {
+            is_enforced,
             metrics: &protected.constraints[position].metrics,
             violations: 0,
             is_any_left: false,
@@ -177,22 +199,29 @@ impl AuditReport<'_> {
         match (finding.kind, finding.repaired) {
             // A delete past Keyward leaves these, or a write that was cut off. No document is at fault, and the sweeper deletes them, too.
             (FindingKind::Abandoned, _) => {}
+            (_, true) if !self.is_enforced => {}
             (_, true) => {
                 self.metrics.audit_repaired.inc();
                 tracing::warn!(%finding, "written past Keyward; repaired");
             }
             (FindingKind::Unindexable, false) => {
                 self.violations += 1;
-                tracing::error!(%finding, "a document has a value that no unique index can hold, written past Keyward; change or delete it");
+                if self.is_enforced {
+                    tracing::error!(%finding, "a document has a value that no unique index can hold, written past Keyward; change or delete it");
+                }
             }
             (FindingKind::Duplicate, false) if finding.reason.is_none() => {
                 self.violations += 1;
-                tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+                if self.is_enforced {
+                    tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+                }
             }
             (kind, false) => {
                 // With a reason, the repair failed. A key of duplicates must be reserved as well: or a third document could take it.
                 self.is_any_left |= kind != FindingKind::Unreadable && finding.reason.is_some();
-                tracing::warn!(%finding, "written past Keyward; not repaired");
+                if self.is_enforced {
+                    tracing::warn!(%finding, "written past Keyward; not repaired");
+                }
             }
         }
     }
@@ -203,7 +232,7 @@ fn ended(reports: Vec<AuditReport<'_>>) -> Result<(), StoreError> {
     if reports.iter().any(|report| report.is_any_left) {
         return Err(StoreError::Unrepaired);
     }
-    for report in reports {
+    for report in reports.iter().filter(|report| report.is_enforced) {
         report.metrics.audit_violations.inc_by(report.violations);
     }
     Ok(())

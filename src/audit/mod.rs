@@ -4,6 +4,9 @@
 //! such documents, and reports the ones that violate a constraint. Reservations of documents that were deleted past Keyward are left
 //! to the sweeper, unless all documents are compared.
 //!
+//! A constraint that isn't enforced yet is only reserved for: its documents may be older than the constraint, and the backfill reports
+//! those that violate it. If the audit has found such violations itself, it compares all documents once the constraint is enforced.
+//!
 //! One Keyward audits a collection at a time ([`turn`]), and records how far it has come. If it is killed, another one goes on from
 //! there. If there is no such record, or the servers no longer have the history since then, it also compares all documents once, as
 //! `keyward verify` does. Auditing a document twice, or by two Keywards at once, does no harm.
@@ -21,7 +24,8 @@ use prometheus::IntGauge;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Protected};
+use crate::constraint::{Constraint, ConstraintName};
 use crate::namespace::Namespace;
 use collection::audit_again_and_again;
 
@@ -34,6 +38,9 @@ struct Auditor {
     /// Names this process in the records.
     id: String,
     current: Box<dyn Fn() -> Arc<Catalog> + Send + Sync>,
+    is_enforced: Box<dyn Fn(&Constraint) -> bool + Send + Sync>,
+    /// The constraints that weren't enforced when the audit found violations, which it didn't report.
+    unreported: Mutex<HashSet<ConstraintName>>,
     /// The time when this Keyward last had seen every change, for each collection that it audits.
     caught_up: Mutex<HashMap<Namespace, Instant>>,
 }
@@ -51,6 +58,23 @@ impl Auditor {
         caught_up.entry(namespace.clone()).or_insert_with(Instant::now);
     }
 
+    /// Whether an audit of all documents would report violations that weren't reported before.
+    fn has_more_to_report(&self, protected: &Protected) -> bool {
+        let unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
+        !unreported.is_empty()
+            && constraints.any(|one| unreported.contains(&one.full_name()) && (self.is_enforced)(one))
+    }
+
+    /// Notes whether violations of the constraint were found that aren't reported.
+    fn note_unreported(&self, constraint: &Constraint, is_any_unreported: bool) {
+        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        match is_any_unreported {
+            true => unreported.insert(constraint.full_name()),
+            false => unreported.remove(&constraint.full_name()),
+        };
+    }
+
     /// Notes that this Keyward doesn't audit the collection any more.
     fn forget(&self, namespace: &Namespace) {
         let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,12 +88,22 @@ impl Auditor {
     }
 }
 
-/// Audits every protected collection of the catalog that `current` gives; ends only when it is dropped.
-pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Send + Sync + 'static, behind_seconds: IntGauge) {
+/// Audits every protected collection of the catalog that `current` gives; ends only when it is dropped. It reports nothing about
+/// a constraint unless that `is_enforced`: until then documents without reservations are no fault.
+pub async fn run(
+    client: Client,
+    (current, is_enforced): (
+        impl Fn() -> Arc<Catalog> + Send + Sync + 'static,
+        impl Fn(&Constraint) -> bool + Send + Sync + 'static,
+    ),
+    behind_seconds: IntGauge,
+) {
     let auditor = Arc::new(Auditor {
         client,
         id: bson::oid::ObjectId::new().to_hex(),
         current: Box::new(current),
+        is_enforced: Box::new(is_enforced),
+        unreported: Mutex::default(),
         caught_up: Mutex::default(),
     });
     // Dropping it aborts all of them.

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 use tokio::time::Instant;
 
-use super::{Candidate, ConstrainedKey};
+use super::{Candidate, ConstrainedKey, TakeoverCheck};
 use crate::catalog::Protected;
 use crate::constraint::Key;
 use crate::proxy_collection::{
@@ -37,13 +37,31 @@ enum EffectKind {
     },
 }
 
+/// For rounds of releases only.
+struct NoTakeover;
+
+impl TakeoverCheck for NoTakeover {
+    fn is_defined<'c>(&'c self, _: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        ready(Ok(false)).boxed()
+    }
+
+    fn may_write(&self) -> bool {
+        false
+    }
+}
+
 /// The answer for a slot: an event, and the reservation that was read, if any.
 type Answer = (Slot, Event, Option<Reservation>);
 
-/// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
+/// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended. Takeovers are sent only
+/// while the `check` confirms them.
 ///
 /// Returns the tokens that candidates wait for, one for each waiting candidate.
-pub async fn advance_attempts(protected: &Protected, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
+pub async fn advance_attempts(
+    protected: &Protected,
+    candidates: &mut [Candidate<'_>],
+    check: &dyn TakeoverCheck,
+) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
         // A reservation must be released before its key can be claimed again.
@@ -53,7 +71,7 @@ pub async fn advance_attempts(protected: &Protected, candidates: &mut [Candidate
             return awaited;
         }
         let asked = Instant::now();
-        for (slot, event, read) in run(protected, candidates, round).await {
+        for (slot, event, read) in run(protected, candidates, round, check).await {
             let candidate = &mut candidates[slot.candidate];
             count(protected, candidate, slot.key, &event);
             if matches!(event, Event::Reserved(_) | Event::TookOver(_)) {
@@ -122,7 +140,7 @@ pub async fn run_releases(protected: &Protected, candidates: &mut [Candidate<'_>
         }
     }
     let mut released: BTreeSet<usize> = releases.values().flatten().map(|slot| slot.candidate).collect();
-    for (slot, event, _) in run(protected, candidates, releases).await {
+    for (slot, event, _) in run(protected, candidates, releases, &NoTakeover).await {
         // It has failed, and is tried again at most: nothing more is reserved.
         released.remove(&slot.candidate);
         candidates[slot.candidate].step(&event);
@@ -184,7 +202,12 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
 }
 
 /// Runs all groups of a round at the same time.
-async fn run(protected: &Protected, candidates: &[Candidate<'_>], round: Round) -> Vec<Answer> {
+async fn run(
+    protected: &Protected,
+    candidates: &[Candidate<'_>],
+    round: Round,
+    check: &dyn TakeoverCheck,
+) -> Vec<Answer> {
     let groups = round.into_iter().map(|((constraint, kind), slots)| {
         let group = SlotGroup {
             protected,
@@ -195,7 +218,7 @@ async fn run(protected: &Protected, candidates: &[Candidate<'_>], round: Round) 
             EffectKind::Reserve => group.reserve(slots).boxed(),
             EffectKind::Read => group.read(slots).boxed(),
             EffectKind::LookUp(scope) => group.look_up(slots, scope).boxed(),
-            EffectKind::TakeOver { from_absent } => group.take_over(slots, from_absent).boxed(),
+            EffectKind::TakeOver { from_absent } => group.take_over(slots, from_absent, check).boxed(),
             EffectKind::Release => group.release(slots).boxed(),
         }
     });
@@ -276,9 +299,18 @@ impl SlotGroup<'_, '_> {
         })
     }
 
-    async fn take_over(self, slots: Vec<Slot>, from_absent: bool) -> Vec<Answer> {
+    async fn take_over(self, slots: Vec<Slot>, from_absent: bool, check: &dyn TakeoverCheck) -> Vec<Answer> {
+        match check.is_defined(self.proxy()).await {
+            Ok(true) => {}
+            Ok(false) => return self.failed(slots, &StoreError::Redefined),
+            Err(error) => return self.failed(slots, &error),
+        }
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
+            if !check.may_write() {
+                answers.extend(self.failed(vec![slot], &StoreError::Outlasted));
+                continue;
+            }
             let conflicting = &self.candidates[slot.candidate].conflicting[&slot.key];
             let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
             let strategy = self.protected.strategy();

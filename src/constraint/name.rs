@@ -6,7 +6,7 @@ use super::Constraint;
 use crate::namespace::Namespace;
 
 /// A constraint's name and its collection, as messages show them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ConstraintName {
     /// The protected collection.
     pub namespace: Namespace,

@@ -129,7 +129,8 @@ async fn poll(
         builds.record(list, &enforced).await?;
     }
     if !to_do.is_empty() {
-        let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
+        let mut reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
+        reserving.keep_ages_of(&service.writes.catalog());
         let backfilled = builds.backfill(service, membership, &to_do, &reserving).await?;
         waiting.extend(backfilled.waiting);
         findings.note_waiting(&waiting);

@@ -473,9 +473,13 @@ fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
     let client = service.upstream.client().clone();
     let behind_seconds = service.metrics.audit_behind_seconds.clone();
     behind_seconds.set(0);
-    let service = service.clone();
+    let (service, knowing) = (service.clone(), service.clone());
     let current = move || service.writes.catalog().clone();
-    let run = || Background(tokio::spawn(audit::run(client, current, behind_seconds)));
+    let is_enforced = move |constraint: &Constraint| knowing.is_enforced(constraint);
+    let run = || {
+        let audited = audit::run(client, (current, is_enforced), behind_seconds);
+        Background(tokio::spawn(audited))
+    };
     config.audit.then(run)
 }
 

@@ -2,12 +2,18 @@
 //!
 //! Documents may change meanwhile. A reservation whose document no longer holds the key blocks no write. The backfill
 //! has no write of its owner in flight, so another write takes the key over at once, or the sweeper deletes it.
+//!
+//! A document's own reservation that exists already gets another token. So a command that judged it earlier, and is delayed,
+//! can't delete it or take it over when the document relies on it.
 
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::is_defined_as_here;
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, advance_attempts, owner_of};
-use crate::proxy_collection::{Owner, StoreError, TakenOver};
+use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, advance_attempts, owner_of};
+use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
 
@@ -25,6 +31,20 @@ pub enum BackfillOutcome {
     Duplicate(Owner),
 }
 
+/// Takeovers that were judged by the definition of a constraint. This process may have stood still since.
+struct OfDefinition<'a>(&'a Protected);
+
+impl TakeoverCheck for OfDefinition<'_> {
+    fn is_defined<'c>(&'c self, proxy: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        is_defined_as_here(self.0, proxy).boxed()
+    }
+
+    /// A process that doesn't serve clients has no permit.
+    fn may_write(&self) -> bool {
+        true
+    }
+}
+
 /// Reserves the keys of `candidates` under tokens of `attempt`, and returns the outcome of each. Each candidate has one
 /// key, and all keys are of the same constraint.
 ///
@@ -38,8 +58,8 @@ pub async fn backfill_documents<'a>(
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = advance_attempts(protected, &mut pending).await;
-        let (mut left, mut duplicates) = (Vec::new(), Vec::new());
+        let awaited = advance_attempts(protected, &mut pending, &OfDefinition(protected)).await;
+        let (mut left, mut duplicates, mut own) = (Vec::new(), Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
                 // The document exists already, so nothing is forwarded.
@@ -47,29 +67,36 @@ pub async fn backfill_documents<'a>(
                 None => left.push(candidate),
                 // The key may already be reserved for this very document, for example by an earlier start.
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.conflicts_with_itself(key) {
-                    true => outcomes.push((candidate, BackfillOutcome::Reserved)),
+                    true => own.push(candidate),
                     false => duplicates.push(candidate),
                 },
                 // The state of the key is unknown. Nothing is forwarded, so the attempt has no other end.
                 Some(_) => return Err(StoreError::Unsure),
             }
         }
-        let mut is_early = awaited.iter().any(|conflicting| conflicting.attempt != attempt);
+        // These have changed since they were read.
+        let mut changed = Vec::new();
+        let renewed = are_renewed(protected, &own).await?;
+        for (candidate, is_renewed) in own.into_iter().zip(renewed) {
+            match is_renewed {
+                true => outcomes.push((candidate, BackfillOutcome::Reserved)),
+                false => changed.push(candidate),
+            }
+        }
         let held = are_held(protected, &duplicates).await?;
-        for (mut candidate, is_held) in duplicates.into_iter().zip(held) {
+        for (candidate, is_held) in duplicates.into_iter().zip(held) {
             let outcome = match is_held {
                 true => duplicate(protected, &candidate).await?,
                 false => Some(BackfillOutcome::Gone),
             };
             match outcome {
                 Some(outcome) => outcomes.push((candidate, outcome)),
-                None => {
-                    is_early = true;
-                    candidate.restart();
-                    left.push(candidate);
-                }
+                None => changed.push(candidate),
             }
         }
+        let is_early = !changed.is_empty() || awaited.iter().any(|conflicting| conflicting.attempt != attempt);
+        changed.iter_mut().for_each(Candidate::restart);
+        left.append(&mut changed);
         pending = left;
         if is_early {
             tokio::time::sleep(BACK_OFF).await;
@@ -79,6 +106,20 @@ pub async fn backfill_documents<'a>(
             .for_each(|candidate| candidate.step(&Event::WaitOver));
     }
     Ok(outcomes)
+}
+
+/// Gives the reservation that each candidate found for its own document another token. Returns which of them have one.
+async fn are_renewed(protected: &Protected, own: &[Candidate<'_>]) -> Result<Vec<bool>, StoreError> {
+    let Some(first) = own.first() else {
+        return Ok(Vec::new());
+    };
+    let found = |candidate: &'_ Candidate<'_>| candidate.conflicting.get(&0).cloned();
+    let found: Option<Vec<Reservation>> = own.iter().map(found).collect();
+    let found = found.ok_or(StoreError::Unexpected("a reservation"))?;
+    let keys = own.iter().map(|candidate| &candidate.keys[0].key);
+    let seen: Vec<_> = keys.zip(&found).collect();
+    let proxy = &protected.constraints[first.keys[0].constraint];
+    proxy.renew(&seen).await
 }
 
 /// Whether each document still holds its duplicate key: it may have given the key up since it was read.
@@ -126,6 +167,9 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
         None if proxy.may_be_in_flight(conflicting) => None,
         // The attempt that wrote it may still release it: its own document is at another place.
         None => {
+            if !is_defined_as_here(protected, proxy).await? {
+                return Err(StoreError::Redefined);
+            }
             let (owner, version) = (&candidate.owner, candidate.version());
             let taken = proxy.take_over(key, conflicting, owner, version).await?;
             (taken == TakenOver::Done).then_some(BackfillOutcome::Reserved)

@@ -191,6 +191,17 @@ impl Definitions {
         Ok(found.and_then(|found| found.get_object_id("identity").ok()))
     }
 
+    /// Whether the constraint has this definition and strategy in the cluster, now or later than now, and isn't being removed.
+    pub(super) async fn is_as_here(&self, constraint: &Constraint, strategy: Strategy) -> Result<bool, StoreError> {
+        let find = self.collection.find_one(id(constraint));
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let Some(found) = answered(find.into_future()).await? else {
+            return Ok(false);
+        };
+        let strategy_there = found.get_str("strategy").ok();
+        Ok(state(constraint, &found).is_ok() && strategy_there.is_none_or(|there| there == strategy.stored_name()))
+    }
+
     /// Checks that no other constraint has its reservations in the same collection.
     async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self

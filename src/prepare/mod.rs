@@ -107,17 +107,18 @@ pub async fn make(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<ReservingConstraints, PrepareError> {
-    let (deployment, collections) = read_all(client, constraints, lease, metrics).await?;
+    let (deployment, mut collections) = read_all(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
-    for (index, (protected, uuid)) in collections.iter().enumerate() {
+    for (index, (protected, uuid)) in collections.iter_mut().enumerate() {
         // A collection that is still to be created may yet be sharded.
         if uuid.is_some() {
             warn_of_routes_without_effect(protected);
         }
         deployment.create_results(client, &protected.namespace.database).await?;
         let definitions = Definitions::of(client, &protected.namespace);
-        for (position, proxy) in protected.constraints.iter().enumerate() {
-            let constraint = &proxy.constraint;
+        let strategy = protected.strategy();
+        for (position, proxy) in protected.constraints.iter_mut().enumerate() {
+            let constraint = &proxy.constraint.clone();
             proxy
                 .prepare_collation()
                 .await
@@ -127,10 +128,15 @@ pub async fn make(
                 return Err(PrepareError::NotOurs(constraint.proxy_collection(), "has a collation"));
             }
             let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
-            definitions.agree_on_strategy(constraint, protected.strategy()).await?;
+            definitions.agree_on_strategy(constraint, strategy).await?;
             deployment.create(client, constraint).await?;
-            if proxy_collection.uuid.is_none() {
-                proxy.note_made();
+            match proxy_collection.uuid {
+                Some(uuid) => proxy.note_uuid(Some(uuid)),
+                None => {
+                    proxy.note_made();
+                    let made = Existing::read(client, &constraint.proxy_collection()).await?;
+                    proxy.note_uuid(made.uuid);
+                }
             }
             identities.push((constraint.clone(), registered.identity));
             if !registered.is_enforced {
@@ -233,6 +239,30 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
         Some(ConstraintState::Enforced | ConstraintState::Backfilled) => Ok(()),
         Some(ConstraintState::Reserving) | None => Err(PrepareError::NotEnforced(constraint.full_name())),
     }
+}
+
+/// Whether the constraint of `proxy` still has the definition and the strategy in the cluster that it has here.
+///
+/// A process judges reservations by its own definition. Another one may be in force by now: this process may have stood still, or not have
+/// applied a change yet. By the new definition the owner may hold the key. So a judge must do this, in this order:
+///
+/// 1. It reads the reservations, with their tokens.
+/// 2. It asks this. The read is linearizable, so a deposed primary can't answer it.
+/// 3. It deletes or takes over by these tokens, at any later time.
+///
+/// A backfill of another definition begins after step 2, because it begins after the definition is stored. It gives each reservation
+/// that it finds for a document a token that step 3 doesn't name ([`backfill_documents`]). Or it finds none, and writes one. Before
+/// this backfill is complete, the new constraint isn't enforced. A write under the new definition relies on no reservation that it
+/// only found, with one exception: a document keeps a key that it held before. Then the backfill finds that document with the key, too.
+///
+/// The constraint's identity needn't be the same. If the constraint was removed and made again before step 2, with the same definition, the
+/// judgement is right by the new one as well.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn is_defined_as_here(protected: &Protected, proxy: &ProxyCollection) -> Result<bool, StoreError> {
+    let definitions = Definitions::of(proxy.client(), &protected.namespace);
+    definitions.is_as_here(&proxy.constraint, protected.strategy()).await
 }
 
 /// A collection with its uuid, if it exists.

@@ -72,6 +72,18 @@ impl ReservingConstraints {
         )
     }
 
+    /// Goes on with what this process knows of the ages of reservations by the catalog `before`.
+    pub fn keep_ages_of(&mut self, before: &Catalog) {
+        for (protected, _) in &mut self.collections {
+            let Some(before) = before.on(&protected.namespace) else {
+                continue;
+            };
+            for proxy in &mut protected.constraints {
+                before.constraints.iter().for_each(|before| proxy.keep_ages_of(before));
+            }
+        }
+    }
+
     /// The identities, in the register of Keywards, of those constraints that `are_meant`.
     pub fn identities(&self, are_meant: impl Fn(&Constraint) -> bool) -> Vec<ObjectId> {
         let meant = self.identities.iter().filter(|(constraint, _)| are_meant(constraint));

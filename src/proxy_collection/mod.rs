@@ -16,6 +16,7 @@ mod placeholder;
 mod queue;
 mod reading;
 mod recent_owners;
+mod renewing;
 mod reroute;
 mod reservation;
 mod reserving;
@@ -31,7 +32,7 @@ mod writing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{RawDocumentBuf, rawdoc};
+use bson::{Bson, RawDocumentBuf, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -88,6 +89,12 @@ pub enum StoreError {
     /// It is unknown whether a key is reserved, and for which owner.
     #[error("the cluster gave no sure answer about a reservation")]
     Unsure,
+    /// The constraint has another definition or strategy in the cluster by now, or is being removed there.
+    #[error("the constraint was changed or removed in the cluster")]
+    Redefined,
+    /// Other Keywards may presume this one gone by now.
+    #[error("this Keyward may not write any more, because its entry in the register of Keywards may be gone")]
+    Outlasted,
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
@@ -153,6 +160,8 @@ pub struct ProxyCollection {
     lease: Duration,
     /// Tracks how long reservations have existed.
     watch: Arc<LeaseWatch>,
+    /// Its uuid when the constraint was prepared; `None` if that isn't known.
+    uuid: Option<Bson>,
     /// How long to wait for the answer to a command.
     limit: Duration,
     finder: Finder,
@@ -201,6 +210,7 @@ impl ProxyCollection {
             protected: database.collection(&constraint.namespace().collection),
             reservations,
             watch: Arc::new(watch),
+            uuid: None,
             lease,
             limit,
             finder,
@@ -304,6 +314,22 @@ impl ProxyCollection {
     /// Notes that the proxy collection was created just now.
     pub fn note_made(&self) {
         self.watch.begin_anew();
+    }
+
+    /// Notes the uuid that the proxy collection has.
+    pub fn note_uuid(&mut self, uuid: Option<Bson>) {
+        self.uuid = uuid;
+    }
+
+    /// Goes on with what `before` knows of the ages of reservations, if both are of the same collection in the cluster. A change of the
+    /// constraints makes new values of this type. Without this, abandoned keys would wait for a whole lease after each change.
+    pub fn keep_ages_of(&mut self, before: &ProxyCollection) {
+        let is_same = self.uuid.is_some()
+            && self.uuid == before.uuid
+            && self.constraint.proxy_collection() == before.constraint.proxy_collection();
+        if is_same {
+            self.watch = before.watch.clone();
+        }
     }
 
     /// How long a write may be in flight after its reservation, at least.

@@ -131,6 +131,11 @@ impl Service {
         self.metrics.set_ready(constraint, is_enforced);
     }
 
+    /// Whether `constraint` is enforced, as far as this Keyward knows.
+    pub fn is_enforced(&self, constraint: &Constraint) -> bool {
+        self.enforced.has(constraint)
+    }
+
     /// Forgets a constraint that no longer holds.
     pub fn forget(&self, constraint: &Constraint) {
         self.enforced.note(constraint, false);

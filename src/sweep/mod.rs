@@ -18,6 +18,7 @@ use mongodb::Client;
 use crate::catalog::{Catalog, Protected};
 use crate::claims::owner_of;
 use crate::constraint::Key;
+use crate::prepare::is_defined_as_here;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::raw::Doc;
 use crate::reservation::Scope;
@@ -74,7 +75,11 @@ async fn sweep(
             }
         }
         let Some(protected) = now() else { return Ok(()) };
-        settle(&protected, proxy, &readable).await?;
+        if !settle(&protected, proxy, &readable).await? {
+            let constraint = proxy.constraint.name();
+            tracing::info!(%namespace, constraint, "not swept: the constraint has another definition in the cluster");
+            return turn.end(pause).await;
+        }
         if !turn.go_on(last).await? {
             return Ok(());
         }
@@ -82,12 +87,40 @@ async fn sweep(
     }
 }
 
-/// Deletes those of a page that are past their lease and nobody's, and brings the others up to date with the shard key.
-async fn settle(protected: &Protected, proxy: &ProxyCollection, page: &[(Key, Reservation)]) -> Result<(), StoreError> {
+/// Deletes each suspect whose owner doesn't hold the key, and returns their number. All suspects are past their lease. Returns none, and
+/// deletes nothing, if the constraint has another definition in the cluster by now.
+///
+/// # Errors
+/// [`StoreError`] if the cluster gave no sure answer.
+pub async fn delete_abandoned(
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    suspects: Vec<(&Key, &Reservation)>,
+) -> Result<Option<u64>, StoreError> {
+    // The suspects were read before this, and their owners are read after it.
+    match is_defined_as_here(protected, proxy).await? {
+        true => proxy.sweep(protected.strategy(), suspects).await.map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Deletes those of a page that are past their lease and nobody's, and brings the others up to date with the shard key. Does neither, and
+/// returns false, if the constraint has another definition in the cluster by now.
+async fn settle(
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    page: &[(Key, Reservation)],
+) -> Result<bool, StoreError> {
     let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation));
     let old: Vec<_> = old.map(|(key, reservation)| (key, reservation)).collect();
     let suspects = proxy.unheld(old.clone(), Scope::Route).await?;
-    let count = proxy.sweep(protected.strategy(), suspects).await?;
+    let is_of_now = |(_, seen): &(&Key, &Reservation)| seen.owner.has_route_by(&protected.shard_key);
+    if suspects.is_empty() && old.iter().all(is_of_now) {
+        return Ok(true);
+    }
+    let Some(count) = delete_abandoned(protected, proxy, suspects).await? else {
+        return Ok(false);
+    };
     if count > 0 {
         tracing::info!(
             namespace = %protected.namespace,
@@ -104,5 +137,5 @@ async fn settle(protected: &Protected, proxy: &ProxyCollection, page: &[(Key, Re
         // They only cost look-ups on all shards. The next sweep tries again.
         Err(error) => tracing::warn!(%error, %namespace, constraint, "reservations still name a former shard key"),
     }
-    Ok(())
+    Ok(true)
 }

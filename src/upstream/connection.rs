@@ -111,6 +111,11 @@ impl Connection {
         self.permit = Some(permit);
     }
 
+    /// The permit that writes on it depend on.
+    pub(crate) fn permit(&self) -> Option<&Permit> {
+        self.permit.as_ref()
+    }
+
     /// Whether what takes effect may still be sent.
     pub(crate) fn is_permitted_to_write(&self) -> bool {
         self.permit.as_ref().is_none_or(Permit::holds)

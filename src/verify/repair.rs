@@ -6,9 +6,10 @@ use super::Verification;
 use super::documents::Fault;
 use crate::claims::{AttemptRegistry, Candidate, ConstrainedKey};
 use crate::constraint::Key;
-use crate::prepare::{BackfillOutcome, backfill_documents};
+use crate::prepare::{BackfillOutcome, backfill_documents, is_defined_as_here};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
 use crate::reservation::{Scope, Token};
+use crate::sweep::delete_abandoned;
 
 /// How long to leave a reservation whose lease may still run.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -66,6 +67,9 @@ impl Verification<'_> {
                 None => return Ok(Repaired::No),
             }
         }
+        if !is_defined_as_here(self.protected, self.proxy).await? {
+            return Ok(Repaired::No);
+        }
         let guard = AttemptRegistry::default().begin();
         let token = Token::of(guard.id());
         // The strategy's proof that a write can't come any more.
@@ -85,7 +89,7 @@ impl Verification<'_> {
     /// Deletes reservations as the sweeper does; which of them are gone.
     pub(super) async fn free(&self, abandoned: &[(Key, Reservation)]) -> Result<Vec<bool>, StoreError> {
         let seen = abandoned.iter().map(|(key, reservation)| (key, reservation)).collect();
-        self.proxy.sweep(self.protected.strategy(), seen).await?;
+        delete_abandoned(self.protected, self.proxy, seen).await?;
         let keys: Vec<&Key> = abandoned.iter().map(|(key, _)| key).collect();
         let left = self.proxy.read(&keys).await?;
         let is_gone = |((_, seen), there): (&(Key, Reservation), Option<Reservation>)| {

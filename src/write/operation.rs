@@ -1,17 +1,34 @@
 //! Holds one write operation: a client's command on a protected collection, with everything needed to carry it out.
 
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::Instant;
 
 use super::context::{Context, end_of_time};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, run_releases};
+use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
 use crate::command::batch::BatchCommand;
 use crate::constraint::Key;
+use crate::fleet::Permit;
+use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::Malformed;
 use crate::reply::{Times, WriteRefusal};
 use crate::reservation::Event;
 use crate::upstream::Connection;
+
+/// Takeovers of a client's write. The permit suffices: no other definition is enforced while this Keyward may write
+/// by its own.
+struct Permitted<'a>(Option<&'a Permit>);
+
+impl TakeoverCheck for Permitted<'_> {
+    fn is_defined<'c>(&'c self, _: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
+        ready(Ok(true)).boxed()
+    }
+
+    fn may_write(&self) -> bool {
+        self.0.is_none_or(Permit::holds)
+    }
+}
 
 /// A client's command under way on the client's own upstream connection.
 pub struct WriteOp<'a> {
@@ -84,6 +101,11 @@ impl<'a> WriteOp<'a> {
         );
     }
 
+    /// Confirms takeovers by this Keyward's permit to write.
+    pub fn takeover_check(&self) -> impl TakeoverCheck {
+        Permitted(self.upstream.permit())
+    }
+
     /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
         run_releases(self.protected, candidates).await;
@@ -117,8 +139,12 @@ impl<'a> WriteOp<'a> {
         }
     }
 
-    /// The refusal if the cluster gave no sure answer about a key of the constraint at this position.
+    /// The refusal if the cluster gave no sure answer about a key of the constraint at this position. If Keyward may not write any more, it
+    /// hasn't taken the key over, and the refusal says so.
     pub fn unsure(&self, constraint: usize) -> WriteRefusal {
-        self.protected.unsure(constraint, self.is_retryable())
+        match self.upstream.is_permitted_to_write() {
+            true => self.protected.unsure(constraint, self.is_retryable()),
+            false => WriteRefusal::outlasted(self.is_retryable()),
+        }
     }
 }

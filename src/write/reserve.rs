@@ -23,8 +23,9 @@ impl WriteOp<'_> {
     /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
     pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> ReserveOutcome {
         let mut back_off = BackOff::default();
+        let check = self.takeover_check();
         loop {
-            let awaited = advance_attempts(self.protected, std::slice::from_mut(candidate)).await;
+            let awaited = advance_attempts(self.protected, std::slice::from_mut(candidate), &check).await;
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {

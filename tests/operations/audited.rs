@@ -180,3 +180,50 @@ async fn all_documents_are_compared_if_the_history_is_gone() {
         !found.to_string().contains(&lost.to_string())
     });
 }
+
+/// Another Keyward may write without the constraint: its documents weren't written past Keyward. Later ones are.
+#[test]
+fn nothing_is_reported_before_the_constraint_is_enforced() {
+    const DATABASE: &str = "audited_before";
+    shard(DATABASE);
+    let uri = Cluster::shared().uri();
+    let haste = [("KEYWARD_REGISTER_HASTE", "10")];
+    let without = format!("upstream: {uri}\nconstraints: []\n");
+    let without = Keyward::of_in(&without, &haste);
+    for (id, email) in [(1, "one"), (2, "two"), (3, "two")] {
+        without.insert(DATABASE, user(id, "a", email)).unwrap();
+    }
+    let keyward = start(&uri, DATABASE);
+    until_auditing(&keyward, DATABASE);
+    let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
+    let reserved = || past(doc! { "count": "keyward.users.email_1" }).get_i32("n").unwrap();
+    keyward.until("the reservations", || reserved() == 2);
+    // The audit records that it is through only after it has seen the duplicate.
+    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    keyward.until("a record", || past(recorded.clone()).get_i32("n").ok() == Some(1));
+    assert!(
+        keyward.get("/readyz").contains("waits for Keyward"),
+        "{}",
+        keyward.log()
+    );
+    let assert_nothing_is_reported = || {
+        assert_eq!(metric(&keyward, DATABASE, "audit_repaired_total"), 0);
+        assert_eq!(metric(&keyward, DATABASE, "audit_violations_total"), 0);
+        assert!(!keyward.log().contains("written past Keyward"), "{}", keyward.log());
+    };
+    assert_nothing_is_reported();
+    past(doc! { "delete": "users", "deletes": [{ "q": { "_id": 3 }, "limit": 0 }] });
+    without.stop();
+    // By then it compares all documents: it has found one that violated the constraint.
+    keyward.until("the second comparison", || {
+        keyward
+            .log()
+            .contains("a constraint is enforced by now: comparing all documents")
+    });
+    assert_nothing_is_reported();
+    past(insert(user(4, "z", "one")));
+    // Both the comparison and the audit of this change may find it.
+    keyward.until("the violation", || {
+        metric(&keyward, DATABASE, "audit_violations_total") >= 1
+    });
+}

@@ -3,12 +3,20 @@
 
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, doc};
+use keyward::catalog::Catalog;
+use keyward::constraint::{Constraint, IndexSpec};
+use keyward::metrics::Metrics;
+use keyward::namespace::Namespace;
 use keyward::reservation::{AttemptId, Token};
+use keyward::sweep;
 use testbed::Cluster;
 use testkit::Keyward;
+use testkit::relay::Relay;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -16,8 +24,6 @@ const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
 
 /// A reservation for `users` as a Keyward would leave it that crashed at the time `at`.
 fn abandoned(email: &str, owner: i32, at: u32) -> Document {
-    use keyward::constraint::{Constraint, IndexSpec};
-    use keyward::namespace::Namespace;
     let spec = IndexSpec {
         key: doc! { "email": 1 },
         ..IndexSpec::default()
@@ -128,4 +134,150 @@ async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
         assert!(Instant::now() < deadline, "it isn't swept");
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+fn user(id: i32, region: &str, email: &str, active: bool) -> Document {
+    doc! { "_id": id, "region": region, "email": email, "active": active }
+}
+
+/// A Keyward that has another definition by which the document doesn't hold its key: it hasn't applied a change yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_keyward_sweeps_by_a_definition_that_was_replaced() {
+    const DATABASE: &str = "sweep_replaced";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let all = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    // It sweeps once, as it starts.
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "1s\nsweep: 1h", &all);
+    keyward.insert(DATABASE, user(1, "a", "a@x", false)).unwrap();
+    let former = IndexSpec {
+        key: doc! { "email": 1 },
+        partial_filter_expression: Some(doc! { "active": true }),
+        ..IndexSpec::default()
+    };
+    let former = [Arc::new(
+        Constraint::new(Namespace::new(DATABASE, "users"), former).unwrap(),
+    )];
+    let (client, metrics) = (cluster.client(), Metrics::new(&former));
+    let protected = keyward::prepare::prepared(&client, &former, Duration::from_secs(1), &metrics);
+    let protected = protected.await.unwrap().remove(0);
+    let page = protected.constraints[0].page(None, 10).await.unwrap();
+    let (key, seen) = page.into_iter().next().unwrap().read.unwrap();
+    let catalog = Arc::new(Catalog::new(vec![protected.clone()]));
+    let swept = format!("keyward_constraint_sweeps_total{{constraint=\"{DATABASE}.users.email_1\"}}");
+    keyward.until("its own sweep", || keyward.metric(&swept) >= 1);
+    // Others may have their turn at once.
+    let free = doc! { "q": {}, "u": { "$unset": { "sweep": 1 } } };
+    cluster
+        .run(DATABASE, doc! { "update": "keyward.constraints", "updates": [free] })
+        .unwrap();
+    // It asks for the catalog before each sweep, and before each page.
+    let asked = Arc::new(AtomicU32::new(0));
+    let asking = asked.clone();
+    let current = move || {
+        asking.fetch_add(1, Ordering::SeqCst);
+        catalog.clone()
+    };
+    let sweeping = tokio::spawn(sweep::run(client, current, Duration::from_millis(50)));
+    let proxy = &protected.constraints[0];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let until = async |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(Instant::now() < deadline, "no sweep");
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    until(&|| proxy.is_over(&seen)).await;
+    // Every other sweep finds that its turn hasn't come yet.
+    let before = asked.load(Ordering::SeqCst);
+    until(&|| asked.load(Ordering::SeqCst) >= before + 10).await;
+    sweeping.abort();
+    assert!(proxy.read(&[&key]).await.unwrap()[0].is_some(), "it is swept");
+    assert_eq!(keyward.insert(DATABASE, user(2, "z", "a@x", true)), Err(11_000));
+}
+
+fn shard_users(cluster: &Cluster, database: &str) {
+    let namespace = format!("{database}.users");
+    testkit::shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+}
+
+/// A sweep whose deletion is held up. Meanwhile its Keyward is gone, and the document has got the key again by another definition.
+#[test]
+fn a_late_deletion_of_a_sweep_leaves_what_a_backfill_relies_on() {
+    const DATABASE: &str = "sweep_late_deletion";
+    // Others would wait for the Keyward that is killed.
+    let cluster = Cluster::alone().unwrap();
+    shard_users(&cluster, DATABASE);
+    let relay = Relay::start(cluster.router_address());
+    let former = format!(
+        "  - {{ collection: {DATABASE}.users, key: {{ email: 1 }}, partialFilterExpression: {{ active: true }} }}\n"
+    );
+    let mut sweeper = Keyward::start_sweeping(&relay.uri(), &former);
+    sweeper.insert(DATABASE, user(1, "a", "a@x", true)).unwrap();
+    let proxy = "keyward.users.email_1";
+    let length = i32::try_from(proxy.len() + 1).unwrap().to_le_bytes();
+    let deletion = [b"\x02delete\0", &length[..], proxy.as_bytes(), b"\0"].concat();
+    let held = relay.hold(&deletion);
+    let past = |command: Document| cluster.run(DATABASE, command).unwrap();
+    let update = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "active": false } } };
+    past(doc! { "update": "users", "updates": [update] });
+    held.wait();
+    sweeper.kill();
+    let all = doc! { "q": {}, "limit": 0 };
+    cluster
+        .run("keyward", doc! { "delete": "keywards", "deletes": [all.clone()] })
+        .unwrap();
+    past(doc! { "delete": "keyward.constraints", "deletes": [all] });
+    let all = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "1s\nsweep: 1h", &all);
+    let count = || past(doc! { "count": proxy }).get_i32("n").unwrap();
+    assert_eq!(count(), 1);
+    let counters = || {
+        let deletes = |shard: &testbed::ReplicaSet| {
+            let status = shard.run("admin", doc! { "serverStatus": 1 }).unwrap();
+            let commands = status
+                .get_document("metrics")
+                .unwrap()
+                .get_document("commands")
+                .unwrap();
+            let delete = commands.get_document("delete").unwrap();
+            delete.get_i64("total").unwrap()
+        };
+        cluster.shards().iter().map(deletes).sum::<i64>()
+    };
+    let before = counters();
+    drop(held);
+    keyward.until("the deletion", || counters() > before);
+    assert_eq!(keyward.insert(DATABASE, user(2, "z", "a@x", true)), Err(11_000));
+    assert_eq!(count(), 1);
+}
+
+/// A change of the constraints makes no abandoned key wait for its lease again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ages_of_reservations_stay_known_over_a_reload() {
+    const DATABASE: &str = "sweep_ages";
+    const LEASE: Duration = Duration::from_secs(20);
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let settings = |more: &str| {
+        format!(
+            "upstream: {}\nlease: 20s\nsweep: 1h\nreload_interval: 0s\nconstraints:\n  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n{more}",
+            cluster.uri()
+        )
+    };
+    let keyward = Keyward::of(&settings(""));
+    let proxy = cluster
+        .client()
+        .database(DATABASE)
+        .collection::<Document>("keyward.users.email_1");
+    for (email, owner) in [("a@x", 1_000), ("b@x", 1_001)] {
+        proxy.insert_one(abandoned(email, owner, 1_000)).await.unwrap();
+    }
+    // This Keyward first waits until it knows them for as long as a lease.
+    keyward.insert(DATABASE, user(1, "a", "a@x", true)).unwrap();
+    let more = format!("  - {{ collection: {DATABASE}.orders, key: {{ number: 1 }} }}\n");
+    assert_eq!(keyward.reload(&settings(&more))["outcome"], "applied");
+    let began = Instant::now();
+    keyward.insert(DATABASE, user(2, "z", "b@x", true)).unwrap();
+    assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
 }

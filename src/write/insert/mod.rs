@@ -85,7 +85,7 @@ impl<'a> Insert<'a> {
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
-            let awaited = advance_attempts(self.op.protected, &mut pending).await;
+            let awaited = advance_attempts(self.op.protected, &mut pending, &self.op.takeover_check()).await;
             if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
                 self.give_up(&mut pending).await;
                 return Err(error);

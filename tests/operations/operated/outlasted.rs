@@ -1,6 +1,15 @@
 //! A write that waits here for longer than this Keyward's entry is renewed: what of it hasn't been sent by then isn't sent.
 
-use bson::{Binary, Document, doc, spec::BinarySubtype};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::{Binary, Document, RawBson, doc, spec::BinarySubtype};
+use keyward::constraint::{Constraint, IndexSpec};
+use keyward::metrics::Metrics;
+use keyward::namespace::Namespace;
+use keyward::proxy_collection::{Owner, ProxyCollection, Reserved};
+use keyward::raw::Doc;
+use keyward::reservation::{AttemptId, Token};
 use testbed::ReplicaSet;
 use testbed::command::{self, CommandError};
 
@@ -183,4 +192,60 @@ fn what_has_waited_for_longer_than_the_entry_is_renewed_is_not_sent() {
 #[test]
 fn nor_is_it_in_strict_mode() {
     is_refused_after_a_wait(&ReplicaSet::alone().unwrap(), "transaction");
+}
+
+/// Has a write wait for a key whose owner never comes, until this Keyward may not write any more.
+async fn takes_nothing_over(set: &ReplicaSet, strategy: &str) {
+    const LEASE: Duration = Duration::from_secs(10);
+    let database = &format!("outlasted_takeover_{strategy}");
+    let keyward = Keyward::of_in(&settings(set, database, strategy), &HASTE);
+    let spec = IndexSpec {
+        key: doc! { "z": 1 },
+        ..IndexSpec::default()
+    };
+    let constraint = Arc::new(Constraint::new(Namespace::new(&**database, "users"), spec).unwrap());
+    let wanted = doc! { "_id": 1, "z": "x" };
+    let key = constraint.keys(Doc::new(&wanted.to_vec().unwrap()).unwrap()).unwrap();
+    let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
+    let store = ProxyCollection::new(&set.client(), constraint, metrics, LEASE);
+    let never_comes = Owner {
+        id: RawBson::Int32(2),
+        route: None,
+    };
+    let unrenewed = set
+        .fail_point(
+            "failCommand",
+            "alwaysOn",
+            doc! { "failCommands": ["update"], "namespace": "keyward.keywards", "errorCode": 2 },
+        )
+        .unwrap();
+    // The permit ends after 6 s, and the lease after 10.
+    let token = Token::of(AttemptId(rand::random()));
+    let reserved = store.reserve(&[(&key[0], &never_comes, token.into())]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    let insert = doc! { "insert": "users", "documents": [wanted.clone()] };
+    match command::run(&keyward.address, database, insert) {
+        Err(CommandError::Refused { code, message, .. }) => assert_eq!(code, 6, "{message}"),
+        other => panic!("{other:?}"),
+    }
+    let log = keyward.log();
+    assert!(log.contains("this Keyward may not write any more"), "{log}");
+    let takeovers = format!("keyward_constraint_takeovers_total{{constraint=\"{database}.users.z_1\"}}");
+    assert_eq!(keyward.metric(&takeovers), 0);
+    let left = store.read(&[&key[0]]).await.unwrap().remove(0).unwrap();
+    assert_eq!(left.token, token);
+    drop(unrenewed);
+    keyward.until("ready", || keyward.get("/readyz").starts_with("HTTP/1.1 200 "));
+    keyward.insert(database, wanted).unwrap();
+    assert_eq!(keyward.metric(&takeovers), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_not_taken_over_after_the_permit() {
+    takes_nothing_over(&ReplicaSet::alone().unwrap(), "compensating").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_is_one_in_strict_mode() {
+    takes_nothing_over(&ReplicaSet::alone().unwrap(), "transaction").await;
 }

@@ -239,8 +239,18 @@ impl MessageHandler<'_> {
         }
         if context.commits()
             && let Ok(Message::Msg(commit)) = &judged.request.parsed
-            && let Some(reply) =
-                write::answer_commit(commit.body, context.transaction, &self.service.writes, self.upstream).await?
+            && let Some(reply) = {
+                let (writes, client) = (&self.service.writes, self.service.upstream.client());
+                // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
+                let answered: BoxFuture<'_, _> = Box::pin(write::answer_commit(
+                    commit.body,
+                    context.transaction,
+                    writes,
+                    client,
+                    self.upstream,
+                ));
+                answered.await?
+            }
         {
             return reply_to.answer(&reply);
         }

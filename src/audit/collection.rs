@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bson::RawDocumentBuf;
+use mongodb::Client;
 use tokio::time::Instant;
 
 use super::Auditor;
@@ -14,6 +15,7 @@ use crate::catalog::Protected;
 use crate::haste::{self, hastened};
 use crate::metrics::ConstraintMetrics;
 use crate::namespace::Namespace;
+use crate::prepare::note_written_past;
 use crate::proxy_collection::StoreError;
 use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_documents};
 
@@ -83,7 +85,7 @@ impl CollectionAudit<'_> {
         let comparing = async {
             if !is_compared.load(Ordering::Acquire) {
                 if let Some(protected) = protected(auditor, namespace) {
-                    compare(&protected, None).await?;
+                    compare(&auditor.client, &protected, None).await?;
                 }
                 is_compared.store(true, Ordering::Release);
             }
@@ -103,7 +105,7 @@ impl CollectionAudit<'_> {
                 return Ok(Followed::Ended);
             };
             if !batch.documents.is_empty() {
-                compare(&protected, Some(&batch.documents)).await?;
+                compare(&self.auditor.client, &protected, Some(&batch.documents)).await?;
             }
             if batch.is_last {
                 self.auditor.note_caught_up(self.namespace);
@@ -137,22 +139,45 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
 }
 
 /// Compares these documents with their reservations; without any given, all documents with all reservations.
-async fn compare(protected: &Protected, documents: Option<&[RawDocumentBuf]>) -> Result<(), StoreError> {
-    let settings = VerifySettings {
-        rate: RATE,
-        repair: true,
-    };
+///
+/// Findings are noted in the constraint's document: those about given documents before they are repaired. So a command that finds a document
+/// reserved finds the note, too.
+async fn compare(
+    client: &Client,
+    protected: &Protected,
+    documents: Option<&[RawDocumentBuf]>,
+) -> Result<(), StoreError> {
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
+        let constraint = &protected.constraints[position].constraint;
         let mut report = AuditReport::of(protected, position);
         let mut note = |finding: &Finding| report.note(finding);
         match documents {
-            Some(documents) => verify_documents(protected, position, settings, documents, &mut note).await?,
-            None => verify(protected, position, settings, &mut Tally::default(), &mut note).await?,
+            Some(documents) => {
+                let mut findings = 0;
+                let mut count = |_: &Finding| findings += 1;
+                verify_documents(protected, position, settings(false), documents, &mut count).await?;
+                if findings > 0 {
+                    note_written_past(client, constraint, findings).await?;
+                    verify_documents(protected, position, settings(true), documents, &mut note).await?;
+                }
+            }
+            None => {
+                let mut tally = Tally::default();
+                verify(protected, position, settings(true), &mut tally, &mut note).await?;
+                let findings = tally.about_documents();
+                if findings > 0 {
+                    note_written_past(client, constraint, findings).await?;
+                }
+            }
         }
         reports.push(report);
     }
     ended(reports)
+}
+
+fn settings(repair: bool) -> VerifySettings {
+    VerifySettings { rate: RATE, repair }
 }
 
 /// Logs the findings of one constraint, and counts them.

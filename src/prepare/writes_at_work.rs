@@ -221,8 +221,8 @@ fn cursor_of(found: &Document) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn look(found: &[Document]) -> AtWork {
-        let found: Vec<Bson> = found.iter().cloned().map(Bson::Document).collect();
+    fn look<'d>(found: impl IntoIterator<Item = &'d Document>) -> AtWork {
+        let found: Vec<Bson> = found.into_iter().cloned().map(Bson::Document).collect();
         let mut at_work = AtWork::default();
         at_work.add(&found, "");
         at_work
@@ -235,16 +235,13 @@ mod tests {
         let cursor = doc! { "shard": "a", "cursor": { "cursorId": 7_i64 } };
         let used = doc! { "opid": "a:3", "shard": "a", "cursor": { "cursorId": 7_i64 } };
         let mut pending = Pending::default();
-        assert!(pending.go_on_after(look(&[opening])));
-        assert!(pending.go_on_after(look(&[cursor, later.clone()])));
+        assert!(pending.go_on_after(look([&opening])));
+        assert!(pending.go_on_after(look([&cursor, &later])));
+        assert!(pending.go_on_after(look([&later])), "it may have been in between");
+        assert!(pending.go_on_after(look([&used, &later])));
+        assert!(pending.go_on_after(look([&later])));
         assert!(
-            pending.go_on_after(look(&[later.clone()])),
-            "it may have been in between"
-        );
-        assert!(pending.go_on_after(look(&[used, later.clone()])));
-        assert!(pending.go_on_after(look(&[later.clone()])));
-        assert!(
-            !pending.go_on_after(look(&[later])),
+            !pending.go_on_after(look([&later])),
             "an update that began later isn't waited for"
         );
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bson::RawDocumentBuf;
+use mongodb::Client;
 use tokio::time::Instant;
 
 use super::Auditor;
@@ -14,6 +15,7 @@ use crate::catalog::Protected;
 use crate::haste::{self, hastened};
 use crate::metrics::ConstraintMetrics;
 use crate::namespace::Namespace;
+use crate::prepare::note_written_past;
 use crate::proxy_collection::StoreError;
 use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_documents};
 
@@ -146,23 +148,38 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
 }
 
 /// Compares these documents with their reservations; without any given, all documents with all reservations.
+///
+/// Findings are noted in the constraint's document: those about given documents before they are repaired. So a command that finds a document
+/// reserved finds the note, too.
 async fn compare(
     auditor: &Auditor,
     protected: &Protected,
     documents: Option<&[RawDocumentBuf]>,
 ) -> Result<(), StoreError> {
-    let settings = VerifySettings {
-        rate: RATE,
-        repair: true,
-    };
+    let client = &auditor.client;
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
         let constraint = &protected.constraints[position].constraint;
         let mut report = AuditReport::of(protected, position, (auditor.is_enforced)(constraint));
         let mut note = |finding: &Finding| report.note(finding);
         match documents {
-            Some(documents) => verify_documents(protected, position, settings, documents, &mut note).await?,
-            None => verify(protected, position, settings, &mut Tally::default(), &mut note).await?,
+            Some(documents) => {
+                let mut findings = 0;
+                let mut count = |_: &Finding| findings += 1;
+                verify_documents(protected, position, settings(false), documents, &mut count).await?;
+                if findings > 0 {
+                    note_written_past(client, constraint, findings).await?;
+                    verify_documents(protected, position, settings(true), documents, &mut note).await?;
+                }
+            }
+            None => {
+                let mut tally = Tally::default();
+                verify(protected, position, settings(true), &mut tally, &mut note).await?;
+                let findings = tally.about_documents();
+                if findings > 0 {
+                    note_written_past(client, constraint, findings).await?;
+                }
+            }
         }
         match report.is_enforced {
             true if documents.is_none() => auditor.note_unreported(constraint, false),
@@ -172,6 +189,10 @@ async fn compare(
         reports.push(report);
     }
     ended(reports)
+}
+
+fn settings(repair: bool) -> VerifySettings {
+    VerifySettings { rate: RATE, repair }
 }
 
 /// Logs the findings of one constraint, and counts them.

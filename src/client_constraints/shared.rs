@@ -103,7 +103,7 @@ impl SharedList {
     /// # Errors
     /// [`StoreError`] if that can't be known.
     pub async fn is_current(&self) -> Result<bool, StoreError> {
-        Ok(self.store.current_version().await? == self.basis.load(Ordering::Acquire))
+        Ok(self.store.read_current().await?.version == self.basis.load(Ordering::Acquire))
     }
 
     /// Notes that the build of this entry has begun.

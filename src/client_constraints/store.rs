@@ -96,16 +96,16 @@ impl ClientConstraintStore {
         found.as_ref().map(ClientConstraints::read).transpose()
     }
 
-    /// The list's version, by a read that a deposed primary can't answer.
+    /// The list, now or later than now: a deposed primary can't answer this read.
     ///
     /// # Errors
     /// The same.
-    pub async fn current_version(&self) -> Result<i64, StoreError> {
+    pub async fn read_current(&self) -> Result<ClientConstraints, StoreError> {
         let find = self.collection.find_one(doc! { "_id": LIST });
         let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
         let found = answered(find.into_future()).await?;
         let list = found.as_ref().map(ClientConstraints::read).transpose()?;
-        Ok(list.unwrap_or_default().version)
+        Ok(list.unwrap_or_default())
     }
 
     /// Changes the list by `change`, which returns nothing if there is nothing to change, and may be called several times. Returns what

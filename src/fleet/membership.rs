@@ -41,6 +41,8 @@ pub struct Membership {
     entry: tokio::sync::Mutex<RegisterEntry>,
     own: ArcSwap<OwnEntry>,
     declared: ArcSwap<Collections>,
+    /// All collections that were ever declared. A write that was decided under a former entry may go on there under the next one.
+    ever_declared: Mutex<BTreeSet<Namespace>>,
     permit: Permit,
     terms: EntryTerms,
     /// A constraint was to be listed in the entry, and it is unknown when the cluster does that.
@@ -79,6 +81,7 @@ impl Membership {
             own: ArcSwap::from_pointee(OwnEntry::new(entry.id)),
             entry: tokio::sync::Mutex::new(entry),
             declared: ArcSwap::default(),
+            ever_declared: Mutex::default(),
             permit: Permit::withheld(),
             terms,
             is_listing_lost: AtomicBool::new(false),
@@ -255,6 +258,7 @@ impl Membership {
             // constraints while there was none.
             return Ok(false);
         }
+        self.ever_declared().extend(new.iter().cloned());
         self.declared.rcu(|declared| {
             let mut declared = Collections::clone(declared);
             for Namespace { database, collection } in &new {
@@ -369,7 +373,7 @@ impl Membership {
         }
     }
 
-    /// Registers it anew, under another id; what was called enforced without it isn't any more.
+    /// Registers it anew, under another id. Constraints that it lacks are then not enforced any more in the collections to which it may write.
     async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
         self.rejoined.fetch_add(1, Ordering::AcqRel);
@@ -383,13 +387,11 @@ impl Membership {
         self.orphans().push(new.id);
         let sent = Instant::now();
         self.register.insert(&new).await?;
-        let declared = self.declared.load_full();
-        for (database, collections) in declared.iter() {
-            for collection in collections {
-                let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
-                let namespace = Namespace::new(database, collection);
-                prepare::suspend_lacking(&self.client, &namespace, &new.constraints, self.is_list_unreadable).await?;
-            }
+        // Not only those that are declared now: after an earlier loss that may be none, and constraints were enforced since without this
+        // Keyward.
+        let ever_declared = self.ever_declared().clone();
+        for namespace in &ever_declared {
+            prepare::suspend_lacking(&self.client, namespace, &new.constraints, self.is_list_unreadable).await?;
         }
         self.own.store(OwnEntry::new(new.id).into());
         {
@@ -403,6 +405,10 @@ impl Membership {
         self.declared.store(Arc::default());
         self.prolong(sent + self.terms.lease);
         Ok(())
+    }
+
+    fn ever_declared(&self) -> MutexGuard<'_, BTreeSet<Namespace>> {
+        self.ever_declared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn orphans(&self) -> MutexGuard<'_, Vec<ObjectId>> {

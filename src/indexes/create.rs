@@ -93,9 +93,19 @@ pub async fn create_indexes(
         if indexes.is_none_or(|indexes| wanted.names().all(|name| has(&indexes, name))) {
             return Ok(Some(reply));
         }
+        if !has_same_collection(context, &wanted).await {
+            break;
+        }
     }
     end_without_index(context, &wanted, message.body, upstream).await?;
     Ok(first.map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
+}
+
+/// Whether the collection is the one that the command was judged by. If another client has dropped it, the server would make it anew with the
+/// indexes.
+async fn has_same_collection(context: &IndexContext<'_>, wanted: &WantedConstraints) -> bool {
+    let present = Existing::read(context.service.upstream.client(), &wanted.namespace).await;
+    present.is_ok_and(|present| present.uuid == wanted.existing.uuid)
 }
 
 /// Drops the indexes that the server made for a command whose build failed; returns the client's reply. If another client's command has

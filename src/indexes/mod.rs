@@ -154,7 +154,9 @@ pub async fn follows_all(namespaces: &[Namespace], judged: &Catalog, service: &S
     let Some(list) = &service.client_list else {
         return Ok(true);
     };
-    let mut made = list.store.read().await?.constraints;
+    // A primary that was deposed, and doesn't know it yet, would show a list without the newest constraints. No constraint waits for this
+    // Keyward then.
+    let mut made = list.store.read_current().await?.constraints;
     made.retain(|entry| namespaces.contains(entry.constraint.namespace()));
     let follows = |catalog: &Catalog| {
         made.iter().all(|entry| reserves_for(catalog, entry))

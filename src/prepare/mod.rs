@@ -25,6 +25,7 @@ mod report;
 mod reserving;
 mod sharding;
 mod writes_at_work;
+mod written_past;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -64,6 +65,7 @@ pub use removal::Removal;
 pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
+pub use written_past::{note_written_past, written_past};
 
 /// Prepares all `constraints` in their order, but backfills no documents for those `deferred`. Returns the prepared constraints, and those
 /// that can't be called enforced yet because another Keyward may write without them, or because they are deferred. Without `membership`, no

@@ -2,6 +2,10 @@
 //!
 //! A server carries a write to its end, even if the client that sent it is gone. So an `updateMany` may change documents for hours after
 //! its Keyward was killed. That Keyward may have lacked the constraint, and the backfill may be past those documents.
+//!
+//! A router runs a `$merge` or an `$out` by cursors on the shards: each shard writes once it gets the `getMore` for its cursor. Keyward may
+//! not reach that router, or the router may be gone. So the cursors count, also while they are idle. A server closes an idle one after ten
+//! minutes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::future::IntoFuture;
@@ -20,6 +24,8 @@ use crate::server::driver;
 
 /// How long to leave it between two looks.
 const POLL: Duration = Duration::from_millis(250);
+/// How many looks in sequence must show nothing.
+const QUIET_LOOKS: u32 = 2;
 /// How long to wait before the log says so, and between two such lines.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -29,37 +35,87 @@ const QUIET: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`StoreError`] if the deployment doesn't say.
 pub(super) async fn ended(client: &Client, namespace: &Namespace) -> Result<(), StoreError> {
-    let mut at_work = at_work(client, namespace).await?;
     let mut logged = Instant::now();
-    while !at_work.is_empty() {
-        if logged.elapsed() >= QUIET {
+    let mut pending = Pending::default();
+    while pending.go_on_after(at_work(client, namespace).await?) {
+        if logged.elapsed() >= QUIET && !pending.operations.is_empty() {
             logged = Instant::now();
-            let operations: Vec<&str> = at_work.iter().map(String::as_str).collect();
+            let operations: Vec<&str> = pending.operations.iter().map(String::as_str).collect();
             let operations = operations.join(", ");
             tracing::info!(
                 %namespace, operations,
-                "the backfill waits for writes that servers are still carrying out; killOp ends one"
+                "the backfill waits for writes that servers are still carrying out; killOp or killCursors ends one"
             );
         }
-        tokio::time::sleep(POLL).await;
-        let now = self::at_work(client, namespace).await?;
-        at_work.retain(|operation| now.contains(operation));
+        if !pending.operations.is_empty() {
+            tokio::time::sleep(POLL).await;
+        }
     }
     Ok(())
 }
 
-/// The writes to `namespace` that are being carried out, by the names that `killOp` takes; a router's have its address before them.
-async fn at_work(client: &Client, namespace: &Namespace) -> Result<BTreeSet<String>, StoreError> {
-    let mut found = BTreeSet::new();
+/// The writes that were at work when the wait began, as far as they haven't ended.
+#[derive(Debug, Default)]
+struct Pending {
+    operations: BTreeSet<String>,
+    /// How many looks in sequence have shown none of them.
+    quiet_looks: u32,
+    has_begun: bool,
+}
+
+impl Pending {
+    /// Takes note of the writes that a look has found. Returns whether another look is needed.
+    ///
+    /// A server lists its operations first and then its idle cursors. So one look misses a cursor that a `getMore` uses from in between,
+    /// and two in sequence don't. A pipeline may also leave its cursor only as its first command ends, under another name. So a cursor
+    /// counts whenever it is found: a Keyward that reserves for the constraint opens none.
+    fn go_on_after(&mut self, found: AtWork) -> bool {
+        match std::mem::replace(&mut self.has_begun, true) {
+            true => self.operations.retain(|operation| found.operations.contains(operation)),
+            false => self.operations = found.operations,
+        }
+        self.operations.extend(found.cursors);
+        match self.operations.is_empty() {
+            true => self.quiet_looks += 1,
+            false => self.quiet_looks = 0,
+        }
+        self.quiet_looks < QUIET_LOOKS
+    }
+}
+
+/// The writes that one look has found, each by the name that `killOp` takes, or by its cursor. A router's have its address before them.
+#[derive(Debug, Default)]
+struct AtWork {
+    operations: BTreeSet<String>,
+    cursors: BTreeSet<String>,
+}
+
+impl AtWork {
+    /// Adds `found`, with `prefix` before each name.
+    fn add(&mut self, found: &[Bson], prefix: &str) {
+        for one in found.iter().filter_map(Bson::as_document) {
+            if let Some(name) = cursor_of(one) {
+                self.cursors.insert(format!("{prefix}{name}"));
+            } else if let Some(name) = name_of(one) {
+                self.operations.insert(format!("{prefix}{name}"));
+            }
+        }
+    }
+}
+
+/// The writes to `namespace` that are being carried out.
+async fn at_work(client: &Client, namespace: &Namespace) -> Result<AtWork, StoreError> {
+    let mut found = AtWork::default();
     // The routers first: a router sends the statements of one command to the shards one after the other.
     for router in routers(client).await? {
-        let here = doc! { "allUsers": true, "localOps": true };
+        let here = doc! { "allUsers": true, "localOps": true, "idleCursors": true };
         let at = router.clone();
         let only = SelectionCriteria::Predicate(Arc::new(move |server| *server.address() == at));
         let operations = operations(client, here, namespace, Some(only)).await?;
-        found.extend(operations.into_iter().map(|name| format!("{router} {name}")));
+        found.add(&operations, &format!("{router} "));
     }
-    found.extend(operations(client, doc! { "allUsers": true }, namespace, None).await?);
+    let everywhere = doc! { "allUsers": true, "idleCursors": true };
+    found.add(&operations(client, everywhere, namespace, None).await?, "");
     Ok(found)
 }
 
@@ -82,17 +138,17 @@ async fn routers(client: &Client) -> Result<HashSet<ServerAddress>, StoreError> 
     })
 }
 
-/// The names of the operations that may write to `namespace`, in the place that `stage` describes.
+/// The operations and cursors that may write to `namespace`, in the place that `stage` describes.
 async fn operations(
     client: &Client,
     stage: Document,
     namespace: &Namespace,
     selection: Option<SelectionCriteria>,
-) -> Result<Vec<String>, StoreError> {
+) -> Result<Vec<Bson>, StoreError> {
     let pipeline = vec![
         doc! { "$currentOp": stage },
         doc! { "$match": writes_to(namespace) },
-        doc! { "$project": { "opid": 1 } },
+        doc! { "$project": { "opid": 1, "shard": 1, "cursor.cursorId": 1 } },
     ];
     // Stated, because a cluster may have another default.
     let local = doc! { "level": "local" };
@@ -106,10 +162,10 @@ async fn operations(
     let cursor = reply.get_document("cursor");
     let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch"));
     let batch = batch.map_err(|_| StoreError::Unexpected("the operations in progress"))?;
-    Ok(batch.iter().filter_map(name_of).collect())
+    Ok(batch.clone())
 }
 
-/// Matches operations that may write to `namespace`.
+/// Matches operations that may write to `namespace`, and the cursors of pipelines that do, in use or idle.
 fn writes_to(namespace: &Namespace) -> Document {
     let by_command = ["update", "insert", "delete", "findAndModify", "findandmodify"];
     let by_command = by_command.map(|name| doc! { format!("command.{name}"): { "$exists": true } });
@@ -124,13 +180,69 @@ fn writes_to(namespace: &Namespace) -> Document {
     for target in ["$merge", "$merge.into", "$merge.into.coll", "$out", "$out.coll"] {
         any.push(doc! { format!("command.pipeline.{target}"): &namespace.collection });
     }
-    doc! { "active": true, "$or": any }
+    let in_use = doc! { "active": true, "$or": any };
+    doc! { "$or": [in_use, { "$or": cursors_of_outputs_to(namespace) }] }
+}
+
+/// Matches the cursors of pipelines that write to `namespace`, in each form. Pipelines into other databases don't count: the wait could have
+/// no end.
+fn cursors_of_outputs_to(Namespace { database, collection }: &Namespace) -> Vec<Document> {
+    let command = "cursor.originatingCommand";
+    // Without a database it is that of the command.
+    let database = doc! { "$in": [database, Bson::Null] };
+    let in_same = ["$merge", "$merge.into", "$out"].map(|target| {
+        doc! { format!("{command}.pipeline.{target}"): collection, format!("{command}.$db"): database.clone() }
+    });
+    let in_named = ["$merge.into", "$out"].map(|target| {
+        let target = format!("{command}.pipeline.{target}");
+        doc! { format!("{target}.coll"): collection, format!("{target}.db"): database.clone() }
+    });
+    in_same.into_iter().chain(in_named).collect()
 }
 
 /// A number, or with the shard's name before it.
-fn name_of(operation: &Bson) -> Option<String> {
-    match operation.as_document()?.get("opid")? {
+fn name_of(operation: &Document) -> Option<String> {
+    match operation.get("opid")? {
         Bson::String(name) => Some(name.clone()),
         number => Some(number.to_string()),
+    }
+}
+
+/// The cursor of an operation, or an idle one.
+fn cursor_of(found: &Document) -> Option<String> {
+    let number = found.get_document("cursor").ok()?.get_i64("cursorId").ok()?;
+    Some(match found.get_str("shard") {
+        Ok(shard) => format!("{shard} cursor {number}"),
+        Err(_) => format!("cursor {number}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look<'d>(found: impl IntoIterator<Item = &'d Document>) -> AtWork {
+        let found: Vec<Bson> = found.into_iter().cloned().map(Bson::Document).collect();
+        let mut at_work = AtWork::default();
+        at_work.add(&found, "");
+        at_work
+    }
+
+    #[test]
+    fn a_cursor_is_waited_for_though_its_pipeline_has_another_name_and_one_look_misses_it() {
+        let opening = doc! { "opid": "a:1", "shard": "a" };
+        let later = doc! { "opid": "a:2", "shard": "a" };
+        let cursor = doc! { "shard": "a", "cursor": { "cursorId": 7_i64 } };
+        let used = doc! { "opid": "a:3", "shard": "a", "cursor": { "cursorId": 7_i64 } };
+        let mut pending = Pending::default();
+        assert!(pending.go_on_after(look([&opening])));
+        assert!(pending.go_on_after(look([&cursor, &later])));
+        assert!(pending.go_on_after(look([&later])), "it may have been in between");
+        assert!(pending.go_on_after(look([&used, &later])));
+        assert!(pending.go_on_after(look([&later])));
+        assert!(
+            !pending.go_on_after(look([&later])),
+            "an update that began later isn't waited for"
+        );
     }
 }

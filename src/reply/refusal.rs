@@ -74,6 +74,11 @@ pub enum WriteRefusal {
         /// `txnNumber`.
         number: i64,
     },
+    /// A commit came for a transaction that began elsewhere, and it is unknown whether each shard has ended it or committed it.
+    #[error(
+        "Keyward lets no commit through of a transaction that it hasn't seen begin and that may be open on a shard: {0}; try again"
+    )]
+    UnendedTransaction(String),
     /// The server's error for a write concern on a statement of a transaction.
     #[error("writeConcern is not allowed within a multi-statement transaction")]
     WriteConcernInTransaction,
@@ -146,9 +151,10 @@ impl WriteRefusal {
             WriteRefusal::BatchSize(_) | WriteRefusal::StatementNumbers { .. } => code::INVALID_LENGTH,
             WriteRefusal::Bulk(fault) => fault.code(),
             // The error of a mongos that can't reach a shard: drivers retry.
-            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } | WriteRefusal::UnknownConstraints(_) => {
-                code::HOST_UNREACHABLE
-            }
+            WriteRefusal::Unsure { .. }
+            | WriteRefusal::Unregistered { .. }
+            | WriteRefusal::UnknownConstraints(_)
+            | WriteRefusal::UnendedTransaction(_) => code::HOST_UNREACHABLE,
             WriteRefusal::TooMany { .. } => code::EXCEEDED_MEMORY_LIMIT,
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
@@ -165,7 +171,10 @@ impl WriteRefusal {
         reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
         append_code(&mut reply, self.code());
         let label = match self {
-            WriteRefusal::Unsure { retryable: true, .. } => Some(RETRYABLE_WRITE_ERROR),
+            // Of a commit, only the commit may be sent again: the transaction may be committed.
+            WriteRefusal::Unsure { retryable: true, .. } | WriteRefusal::UnendedTransaction(_) => {
+                Some(RETRYABLE_WRITE_ERROR)
+            }
             WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some(TRANSIENT_TRANSACTION_ERROR),
             WriteRefusal::Unregistered { label, .. } => *label,
             _ => None,

@@ -28,7 +28,7 @@ use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
 use crate::wire::{Compressor, Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
-use crate::write::{self, CatalogEpoch, Served};
+use crate::write::{self, CatalogEpoch, Served, TransactionId};
 
 /// The action once the message has been judged, and served if it must be.
 enum Action {
@@ -239,8 +239,7 @@ impl MessageHandler<'_> {
         }
         if context.commits()
             && let Ok(Message::Msg(commit)) = &judged.request.parsed
-            && let Some(reply) =
-                write::answer_commit(commit.body, context.transaction, &self.service.writes, self.upstream).await?
+            && let Some(reply) = self.answer_commit(commit.body, context.transaction).await?
         {
             return reply_to.answer(&reply);
         }
@@ -270,6 +269,19 @@ impl MessageHandler<'_> {
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
             _ => self.route_or_forward(&judged, reply_to).await,
         }
+    }
+
+    /// Decides on a commit. Returns the client's reply, unless the commit is forwarded.
+    async fn answer_commit(
+        &mut self,
+        commit: Doc<'_>,
+        transaction: Option<TransactionId>,
+    ) -> Result<Option<Vec<u8>>, End> {
+        let (writes, client) = (&self.service.writes, self.service.upstream.client());
+        // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
+        let answered: BoxFuture<'_, _> =
+            Box::pin(write::answer_commit(commit, transaction, writes, client, self.upstream));
+        Ok(answered.await?)
     }
 
     /// Carries out the `aggregate` with `$merge` in the whole `message` of `client`.

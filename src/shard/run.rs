@@ -29,8 +29,9 @@ impl ShardTask<'_> {
         if !plan.taken_over.is_empty() {
             self.take_over(plan, say).await?;
         }
+        let noted = self.noted_by_audits(plan).await?;
         if !(plan.is_sharded && plan.taken_over.is_empty()) {
-            let findings = self.compare(plan, report).await?;
+            let findings = self.compare(plan, noted, report).await?;
             if findings > 0 {
                 return Err(ShardRefusal::WrittenPast(findings));
             }
@@ -60,7 +61,7 @@ impl ShardTask<'_> {
             })?;
             say(format!("{namespace} is sharded by {key}"));
         }
-        match self.compare(plan, report).await? {
+        match self.compare(plan, noted, report).await? {
             0 => Ok(()),
             findings => Err(ShardRefusal::WrittenPastSince {
                 namespace: namespace.clone(),
@@ -108,10 +109,21 @@ impl ShardTask<'_> {
         }
     }
 
-    /// Waits for writes past Keyward, and compares documents with reservations. Returns how many contradict each other.
+    /// How many documents audits have found that were written past Keyward, and have repaired if they could.
+    async fn noted_by_audits(&self, plan: &ShardPlan) -> Result<u64, ShardRefusal> {
+        let mut noted = 0;
+        for constraint in plan.constraints() {
+            noted += prepare::written_past(self.client, &constraint).await?;
+        }
+        Ok(noted)
+    }
+
+    /// Waits for writes past Keyward, and compares documents with reservations. Returns how many contradict each other, or were noted by audits
+    /// after the first `noted` ones.
     async fn compare(
         &self,
         plan: &ShardPlan,
+        noted: u64,
         report: &mut (dyn FnMut(&Finding) + Send + Sync),
     ) -> Result<u64, ShardRefusal> {
         let constraints = plan.constraints();
@@ -128,8 +140,9 @@ impl ShardTask<'_> {
                 verify(&protected, position, self.verification, &mut tally, report).await?;
             }
         }
+        let noted_since = self.noted_by_audits(plan).await?.saturating_sub(noted);
         // A TTL index leaves abandoned reservations, too.
-        Ok(tally.contradictions())
+        Ok(tally.contradictions() + noted_since)
     }
 
     /// Makes a unique index anew, without `unique`, while another index serves its queries.

@@ -67,6 +67,15 @@ impl Tally {
         self.left() - abandoned.map_or(0, |(found, repaired)| found - repaired)
     }
 
+    /// How many findings are about documents, repaired or not.
+    pub fn about_documents(&self) -> u64 {
+        let of_documents = self
+            .findings
+            .iter()
+            .filter(|(kind, _)| **kind != FindingKind::Abandoned);
+        of_documents.map(|(_, (found, _))| found).sum()
+    }
+
     /// Adds another collection's.
     pub fn add(&mut self, other: &Tally) {
         self.documents += other.documents;

@@ -22,6 +22,8 @@ mod shard_key_change;
 mod txn;
 mod update;
 
+use mongodb::Client;
+
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
@@ -78,11 +80,12 @@ pub async fn serve(
 }
 
 /// Decides on a commit ([`txn::client_transactions::ClientTransactions::decide_commit`] records the decision), and ends the transaction if Keyward refuses
-/// it. Returns the client's reply; `None` if Keyward forwards the commit unchanged.
+/// it. Keyward asks the shards through `client`. Returns the client's reply; `None` if Keyward forwards the commit unchanged.
 pub async fn answer_commit(
     commit: Doc<'_>,
     transaction: Option<TransactionId>,
     context: &Context,
+    client: &Client,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     // The server refuses a commit outside a transaction.
@@ -95,7 +98,7 @@ pub async fn answer_commit(
         Commit::Forward => None,
         Commit::Unseen => {
             let is_on_one = context.catalog().is_on_one_replica_set();
-            commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
+            commit_unseen(transaction, commit, transactions, is_on_one, client, upstream).await?
         }
         Commit::Refuse => {
             // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't

@@ -71,6 +71,15 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
     });
     assert!(keyward.log().contains("violates a constraint, written past Keyward"));
     assert_eq!(metric(&keyward, DATABASE, "audit_repaired_total"), 2);
+    // `keyward shard` counts what audits have found.
+    let definitions = past(doc! { "find": "keyward.constraints" });
+    let batch = definitions
+        .get_document("cursor")
+        .unwrap()
+        .get_array("firstBatch")
+        .unwrap();
+    let noted = batch[0].as_document().unwrap().get_i64("writtenPast");
+    assert!(noted.is_ok_and(|noted| noted >= 3), "{definitions}");
     // The sweeper releases the key of a document that was deleted past Keyward.
     past(doc! { "delete": "users", "deletes": [{ "q": { "_id": 2, "region": "a" }, "limit": 1 }] });
     keyward.until("the release", || {

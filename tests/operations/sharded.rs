@@ -422,6 +422,30 @@ fn a_collection_that_is_written_past_keyward_keeps_its_unique_index() {
     assert!(indexes_at_server(DATABASE).contains(&("email_1".to_owned(), true)));
 }
 
+/// An audit reserves for such a document, and the comparison finds nothing any more.
+#[test]
+fn a_document_that_an_audit_has_repaired_counts_as_written_past() {
+    const DATABASE: &str = "sharded_and_audited";
+    create_users(DATABASE);
+    let _keyward = start();
+    let relay = Relay::start(CLUSTER.router_address());
+    let (mut command, _folder) = shard(&relay.uri(), DATABASE, "[]", BY_REGION, &["--watch", "0"]);
+    let held = relay.hold(b"\x02count\0\x06\0\0\0users\0");
+    let running = command.spawn().unwrap();
+    held.wait();
+    // As an audit notes it.
+    let note = doc! { "q": {}, "u": { "$inc": { "writtenPast": 1_i64 } } };
+    CLUSTER
+        .run(DATABASE, doc! { "update": "keyward.constraints", "updates": [note] })
+        .unwrap();
+    drop(held);
+    let output = running.wait_with_output().unwrap();
+    let said = String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("1 findings: something writes past Keyward"), "{said}");
+    assert!(indexes_at_server(DATABASE).contains(&("email_1".to_owned(), true)));
+}
+
 #[test]
 fn what_cannot_be_taken_over_is_refused_and_nothing_is_changed() {
     const DATABASE: &str = "sharded_not";

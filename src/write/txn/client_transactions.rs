@@ -17,9 +17,11 @@ use std::time::Duration;
 use bson::spec::ElementType;
 use dashmap::DashMap;
 use dashmap::mapref::one::RefMut;
+use mongodb::Client;
 use tokio::time::Instant;
 
 use super::ErrorReply;
+use super::on_shards::end_on_shards;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
@@ -259,13 +261,13 @@ impl StatementUnderWay<'_> {
 /// First Keyward ends the transaction by a command that fails in it. A replica set's answer shows whether the transaction was
 /// committed. If it wasn't, Keyward doesn't forward the commit: it could commit a transaction that a late statement starts only
 /// then. A router's answer doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward
-/// kills the session's transactions on all shards, which fails if one shard doesn't answer. Committed effects stay, and the
-/// router answers the commit.
+/// makes sure that no shard has the transaction open. Committed effects stay, and the router answers the commit.
 pub async fn commit_unseen(
     id: TransactionId,
     body: Doc<'_>,
     transactions: &ClientTransactions,
     is_on_one_replica_set: bool,
+    client: &Client,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     transactions.shut_out(id);
@@ -278,26 +280,7 @@ pub async fn commit_unseen(
             let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
             Some(refusal.body(&Times::default()))
         }
-        Some(_) => kill_session(body, upstream).await?,
-    })
-}
-
-/// Makes every shard end the open transactions of the command `body`'s session. Returns `Some` reply if that isn't certain.
-async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
-    // Without an id the command would kill all sessions.
-    let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() else {
-        return Ok(None);
-    };
-    let mut command = Builder::new();
-    command.open(ElementType::Array, b"killSessions");
-    command.open(ElementType::EmbeddedDocument, b"0").element(&id).close();
-    command.close();
-    append_fields(&mut command, body, &["apiVersion"])?;
-    command.string("$db", b"admin");
-    let reply = upstream.run(&command.finish()).await?;
-    Ok(match reply::is_ok(Doc::new(&reply)?)? {
-        true => None,
-        false => Some(in_doubt_reply(reply)),
+        Some(_) => end_on_shards(id.session, id.number, body, client, upstream).await?,
     })
 }
 

@@ -7,6 +7,7 @@
 pub mod client_transactions;
 mod commit;
 pub mod gossip;
+mod on_shards;
 pub mod pipeline;
 
 use bson::spec::{BinarySubtype, ElementType};

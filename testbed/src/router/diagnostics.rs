@@ -3,11 +3,13 @@
 
 use bson::spec::ElementType;
 use bson::{Bson, Document, doc};
+use futures_util::future::join_all;
 
 use super::command::Command;
-use super::ddl::{decode, on_each_shard};
+use super::ddl::decode;
 use super::dispatch::Client;
 use super::error::{Failure, code, refuse};
+use super::message::Outgoing;
 use super::operation::Operation;
 use super::operations;
 use super::raw::{Builder, Doc};
@@ -37,7 +39,7 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "startSession" => start_session(),
         "endSessions" => return end_sessions(operation).await,
         "refreshSessions" | "logout" => doc! {},
-        // Each shard aborts what is open of them and not prepared, and a shard that doesn't answer is an error.
+        // Each member aborts what is open of them and not prepared. As with a `mongos`, one that doesn't answer is an error.
         "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => return everywhere(operation).await,
         "currentOp" => return operations::list(operation).await,
         "killOp" => return operations::kill(operation).await,
@@ -182,6 +184,20 @@ async fn end_sessions(operation: &Operation) -> Result<Vec<u8>, Failure> {
 }
 
 async fn everywhere(operation: &Operation) -> Result<Vec<u8>, Failure> {
-    on_each_shard(operation, &operation.command.forward(&[])).await?;
+    let router = &operation.router;
+    router.catalog.load_shards(&router.link()).await?;
+    let mut body = operation.command.forward(&[]);
+    body.string("$db", b"admin");
+    let outgoing = Outgoing {
+        body: body.finish(),
+        sequence: None,
+    };
+    let shards = router.catalog.shards.all();
+    let members: Vec<String> = shards.iter().flat_map(|shard| shard.members()).collect();
+    // To all of them, also if one fails.
+    let sent = members.iter().map(|member| operation.send_to(member, &outgoing));
+    for answer in join_all(sent).await {
+        answer?.success()?;
+    }
     Ok(reply::ok())
 }

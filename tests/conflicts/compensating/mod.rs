@@ -11,6 +11,7 @@ mod known_time;
 mod large;
 mod leaping_clock;
 mod meanwhile;
+mod member_down;
 mod moved_since;
 mod odd_values;
 mod open_transaction;

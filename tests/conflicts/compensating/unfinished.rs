@@ -26,7 +26,7 @@ pub fn begin(address: &str, database: &str) -> Document {
 }
 
 /// The first command of the transaction: the user 2 takes the address.
-fn take(email: &str, transaction: &Document) -> Document {
+pub fn take(email: &str, transaction: &Document) -> Document {
     let statement = doc! { "q": { "_id": 2, "region": "a" }, "u": { "$set": { "email": email } } };
     let mut command = doc! { "update": "users", "updates": [statement], "startTransaction": true };
     command.extend(transaction.clone());
@@ -39,7 +39,7 @@ pub fn commit(address: &str, transaction: &Document) -> Document {
     send(address, "admin", command).unwrap()
 }
 
-fn is_told_to_begin_anew(reply: &Document) {
+pub fn is_told_to_begin_anew(reply: &Document) {
     assert_eq!(reply.get_i32("code").ok(), Some(251), "{reply}");
     let labels = reply.get_array("errorLabels").unwrap();
     assert_eq!(labels, &["TransientTransactionError".into()], "{reply}");
@@ -144,7 +144,7 @@ async fn a_commit_of_nothing_ends_nobodys_transaction() {
 }
 
 /// A router as it is where the network fails: its aborts never reach the shards, which it doesn't notice.
-fn router_that_loses_aborts(cluster: &Cluster) -> StandIn {
+pub fn router_that_loses_aborts(cluster: &Cluster) -> StandIn {
     let router = cluster.another_router().unwrap();
     router.lose_aborts(true);
     router

@@ -76,6 +76,37 @@ fn an_index_dropped_before_its_constraint_is_listed_is_made_again() {
     assert_eq!(insert_pair(&quick, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
 }
 
+/// The other Keyward doesn't know the constraint yet, so it can't end it.
+#[test]
+fn a_collection_dropped_before_its_constraint_is_listed_leaves_nothing() {
+    const DATABASE: &str = "created_on_dropped";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    let refused = std::thread::scope(|scope| {
+        let held = hold_change(&relay);
+        let made = scope.spawn(|| reply(&slow, DATABASE, &create([unique_email()])));
+        held.wait();
+        must(&reply(&quick, DATABASE, &doc! { "drop": "users" }));
+        drop(held);
+        made.join().unwrap()
+    });
+    assert_eq!(refused.get_f64("ok").ok(), Some(0.0), "{refused}");
+    let named = doc! { "listCollections": 1, "filter": { "name": "users" } };
+    let found = CLUSTER.run(DATABASE, named).unwrap();
+    let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    assert!(batch.is_empty(), "{found}");
+    let list = first_of(&CLUSTER, "keyward", doc! { "find": "clientConstraints" });
+    let of_database = |one: &bson::Bson| {
+        let collection = one.as_document().unwrap().get_str("collection").unwrap();
+        collection.starts_with(&format!("{DATABASE}."))
+    };
+    assert!(
+        !list.get_array("constraints").unwrap().iter().any(of_database),
+        "{list}"
+    );
+}
+
 #[test]
 fn a_failed_command_leaves_the_index_of_a_later_one() {
     const DATABASE: &str = "created_after_failed";

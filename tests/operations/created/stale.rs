@@ -1,6 +1,10 @@
 //! Keywards whose view of the list of clients' constraints is older than what a client was told.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bson::doc;
+use testkit::altering::Altering;
 use testkit::wire::Connection;
 
 use super::*;
@@ -30,6 +34,41 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
         must(&reply(&keywards[0], DATABASE, &create([unique_email()])));
     });
     assert!(reply.to_string().contains("11000"), "{reply}");
+}
+
+/// The list's primary was deposed and doesn't know it yet. Here a relay shows its old list, except to a linearizable read, which such a
+/// primary can't answer.
+#[test]
+fn a_first_write_misses_no_constraint_that_a_deposed_primary_lacks() {
+    const DATABASE: &str = "created_behind_deposed";
+    shard_users_of(&QUIET, DATABASE);
+    let is_deposed = Arc::new(AtomicBool::new(false));
+    let deposed = is_deposed.clone();
+    let relay = Altering::replies(QUIET.router_address(), move |request, reply| {
+        if request.get_str("find").ok() != Some("clientConstraints") || !deposed.load(Ordering::SeqCst) {
+            return;
+        }
+        let concern = request.get_document("readConcern").unwrap();
+        match concern.get_str("level").ok() == Some("linearizable") {
+            true => deposed.store(false, Ordering::SeqCst),
+            false => drop(
+                reply
+                    .get_document_mut("cursor")
+                    .unwrap()
+                    .insert("firstBatch", Vec::<Document>::new()),
+            ),
+        }
+    });
+    let behind = format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri());
+    let keywards = [start_at(&QUIET), Keyward::of(&behind).leaving()];
+    write_first(&keywards[0], DATABASE);
+    is_deposed.store(true, Ordering::SeqCst);
+    must(&reply(&keywards[0], DATABASE, &create([unique_email()])));
+    assert_first_is_held(&keywards[1], DATABASE);
+    assert!(
+        !is_deposed.load(Ordering::SeqCst),
+        "the list was read only as an old primary has it"
+    );
 }
 
 #[test]

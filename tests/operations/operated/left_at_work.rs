@@ -220,3 +220,41 @@ fn what_a_killed_keyward_has_left_at_work_is_waited_for() {
     let (code, findings) = second.verify();
     assert_eq!(code, Some(0), "{findings}");
 }
+
+/// A router has each shard write by a `getMore`. Until it comes, the shard has nothing but an idle cursor.
+#[test]
+fn a_merge_whose_router_is_gone_is_waited_for() {
+    let set = ReplicaSet::start(1).unwrap();
+    let database = "left_merge";
+    let without = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}");
+    let with = without.replace("constraints: []", &format!("constraints: [{constraint}]"));
+    let keyward = Keyward::of(&without);
+    let mut router = testbed::command::Connection::open(&set.addresses()[0]).unwrap();
+    let sources: Vec<Document> = (0..20).map(|n| user(n, &format!("{n}@x"), &format!("{n}"))).collect();
+    router
+        .run(database, doc! { "insert": "source", "documents": sources })
+        .unwrap();
+    let slow = doc! { "$function": { "body": "function() { sleep(50); return true }", "args": [], "lang": "js" } };
+    let merge = doc! { "$merge": { "into": { "db": database, "coll": "users" } } };
+    let pipeline = vec![doc! { "$match": { "$expr": slow } }, merge];
+    let open = doc! { "aggregate": "source", "pipeline": pipeline, "cursor": { "batchSize": 0 } };
+    let opened = router.run(database, open).unwrap();
+    let cursor = opened.get_document("cursor").unwrap().get_i64("id").unwrap();
+    let before = keyward.count_reloads();
+    keyward.rewrite(&with);
+    keyward.send(Signal::SIGHUP);
+    let waits = || {
+        keyward
+            .log()
+            .contains("waits for writes that servers are still carrying out")
+    };
+    keyward.until("the wait", || waits() || keyward.count_reloads() > before);
+    assert_eq!(keyward.count_reloads(), before, "it is enforced beside the merge");
+    let get_more = doc! { "getMore": cursor, "collection": "source" };
+    router.run(database, get_more).unwrap();
+    assert_eq!(keyward.reloaded_after(before)["outcome"], "applied");
+    assert_eq!(keyward.insert(database, user(20, "19@x", "20")), Err(11000));
+    let (code, findings) = keyward.verify();
+    assert_eq!(code, Some(0), "{findings}");
+}

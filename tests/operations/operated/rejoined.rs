@@ -126,3 +126,37 @@ fn it_writes_again_while_a_reload_is_under_way() {
     claim(in_seconds(0));
     assert_eq!(keyward.reloaded_after(reloads)["outcome"], "applied");
 }
+
+/// Another Keyward may have enforced the constraint while there was no entry. A write from before the first loss may still go on.
+#[test]
+fn each_new_entry_revokes_the_constraints_that_it_lacks() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let keyward = Keyward::of(&settings);
+    keyward.insert("rejoined_twice", doc! { "_id": 1 }).unwrap();
+    for loss in ["first", "second"] {
+        let epoch = bson::oid::ObjectId::new();
+        let enforced = doc! {
+            "_id": { "collection": "users", "name": "z_1" }, "identity": bson::oid::ObjectId::new(),
+            "state": "enforced", "era": epoch, "enforcedIn": epoch,
+        };
+        let q = doc! { "_id": enforced.get("_id") };
+        let updates = vec![doc! { "q": q, "u": enforced, "upsert": true }];
+        let update = doc! { "update": "keyward.constraints", "updates": updates };
+        set.run("rejoined_twice", update).unwrap();
+        let delete = doc! { "delete": "keywards", "deletes": [{ "q": {}, "limit": 0 }] };
+        set.run("keyward", delete).unwrap();
+        // Into another collection, so nothing is declared anew for this one. Keyward writes there once it has another entry.
+        let other = doc! { "insert": format!("{loss}_other"), "documents": [{}] };
+        keyward.until("a write", || keyward.run("rejoined_twice", other.clone()).is_ok());
+        let [own] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+        let collections = own.get_array("collections").unwrap();
+        assert!(collections.contains(&"rejoined_twice.users".into()), "{collections:?}");
+        let found = set
+            .run("rejoined_twice", doc! { "find": "keyward.constraints" })
+            .unwrap();
+        let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        let state = batch[0].as_document().unwrap().get_str("state").unwrap();
+        assert_eq!(state, "reserving", "after the {loss} loss");
+    }
+}

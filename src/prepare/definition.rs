@@ -202,14 +202,6 @@ impl Definitions {
         Ok(state(constraint, &found).is_ok() && strategy_there.is_none_or(|there| there == strategy.stored_name()))
     }
 
-    /// Whether a Keyward has claimed the backfill of the constraint.
-    pub(super) async fn is_claimed(&self, constraint: &Constraint) -> Result<bool, StoreError> {
-        let mut claimed = id(constraint);
-        claimed.insert("$expr", is_claimed());
-        let found = answered(self.collection.find_one(claimed).into_future()).await?;
-        Ok(found.is_some())
-    }
-
     /// Checks that no other constraint has its reservations in the same collection.
     async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self
@@ -255,7 +247,7 @@ impl Definitions {
     /// Notes that every document is reserved in the proxy collection with the uuid `proxy`, and that the state is
     /// `now`: enforced or backfilled. Returns whether it is noted.
     ///
-    /// It isn't called backfilled while a Keyward has claimed the backfill. Nor is anything noted if `backfill_epoch` is over. Another Keyward may have reported duplicates, and backfilled documents may
+    /// It isn't if `backfill_epoch` is over. Another Keyward may have reported duplicates, and backfilled documents may
     /// have been changed since. Or a Keyward that doesn't reserve may have begun to write.
     pub(super) async fn complete(
         &self,
@@ -272,10 +264,6 @@ impl Definitions {
             doc! { "state": ConstraintState::Enforced.name() },
         ];
         filter.insert("$or", or);
-        if now == ConstraintState::Backfilled {
-            // The Keyward that has claimed the backfill would begin anew.
-            filter.insert("$expr", doc! { "$not": [is_claimed()] });
-        }
         let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
         if now == ConstraintState::Enforced {
             set.insert(ENFORCED_IN, backfill_epoch);

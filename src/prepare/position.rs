@@ -14,7 +14,6 @@ use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid:
 use mongodb::{Collection, Database};
 
 use super::DEFINITIONS;
-use super::backfill_claim::is_claimed;
 use crate::proxy_collection::{StoreError, answered};
 use crate::server::driver;
 
@@ -53,15 +52,6 @@ impl Between {
     }
 }
 
-/// Whether a backfill runs under its own claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ByClaim {
-    /// A Keyward's.
-    Claimed,
-    /// That of `keyward backfill`. It takes no position from a Keyward that has claimed the backfill: that one would begin anew.
-    Unclaimed,
-}
-
 /// The position of one constraint, as this process knows it.
 pub(super) struct BackfillPosition {
     database: Database,
@@ -89,7 +79,7 @@ impl BackfillPosition {
         database: Database,
         constraint: Document,
         between: Between,
-        (is_guarded, by_claim): (bool, ByClaim),
+        is_guarded: bool,
         of: u64,
     ) -> Result<BackfillPosition, StoreError> {
         let mut position = BackfillPosition {
@@ -105,15 +95,8 @@ impl BackfillPosition {
             of,
         };
         let taken = doc! { "$set": { "backfill.by": position.by, "backfill.of": stored_count(of) } };
-        let mut filter = position.filter();
-        if by_claim == ByClaim::Unclaimed {
-            filter.insert("$expr", doc! { "$not": [is_claimed()] });
-        }
-        let there = position.definitions.find_one_and_update(filter, taken);
-        let mut there = answered(there.into_future()).await?;
-        if there.is_none() {
-            there = answered(position.definitions.find_one(position.filter()).into_future()).await?;
-        }
+        let there = position.definitions.find_one_and_update(position.filter(), taken);
+        let there = answered(there.into_future()).await?;
         let there = there.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
         let backfill_epoch = there.get(BACKFILL_EPOCH_FIELD).ok().flatten();
         position.backfill_epoch = backfill_epoch.and_then(|backfill_epoch| Bson::try_from(backfill_epoch).ok());

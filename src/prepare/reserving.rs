@@ -11,7 +11,7 @@ use super::backfill;
 use super::backfill_claim::BackfillClaims;
 use super::definition::{ConstraintState, Definitions, definition_id};
 use super::existing::Existing;
-use super::position::{BackfillPosition, Between, ByClaim};
+use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
 use super::{Collection, PrepareError};
 use crate::catalog::{Catalog, Protected};
@@ -332,11 +332,7 @@ impl<'a> Backfilling<'a> {
         let id = definition_id(namespace, self.constraint().name());
         let database = self.client.database(&namespace.database);
         let (documents, _) = self.protected.constraints[self.position].estimate().await?;
-        let by_claim = match self.guard {
-            Some(_) => ByClaim::Claimed,
-            None => ByClaim::Unclaimed,
-        };
-        BackfillPosition::resume(database, id, self.between.clone(), (is_guarded, by_claim), documents).await
+        BackfillPosition::resume(database, id, self.between.clone(), is_guarded, documents).await
     }
 
     /// Marks the constraint as enforced, or as backfilled if it is unknown which Keywards reserve. If `backfill_epoch`,
@@ -355,10 +351,6 @@ impl<'a> Backfilling<'a> {
             .complete(constraint, state, proxy, backfill_epoch.as_ref())
             .await?
         {
-            // A Keyward is about to mark it itself, also if this backfill ends first.
-            if state == ConstraintState::Backfilled && definitions.is_claimed(constraint).await? {
-                break;
-            }
             backfill_epoch = match self.reserve_all().await? {
                 Taken::All(backfill_epoch) => backfill_epoch,
                 other => return Ok(other),

@@ -49,30 +49,3 @@ fn one_keyward_backfills_for_all_and_another_if_it_is_killed() {
     let has_enforced = |keyward: &&Keyward| keyward.log().contains("constraint enforced");
     assert_eq!(keywards.iter().filter(has_enforced).count(), 1);
 }
-
-/// The one that has claimed them would read all documents again.
-#[test]
-fn the_command_takes_no_documents_from_a_keyward_that_reads_them() {
-    let set = ReplicaSet::shared();
-    let database = "backfilled_beside";
-    let insert = doc! { "insert": "users", "documents": [user(1, "x"), user(2, "y")] };
-    set.run(database, insert).unwrap();
-    let constraint = format!("- {{ collection: {database}.users, key: {{ z: 1 }} }}\n");
-    let definition = || {
-        let reply = set.run(database, doc! { "find": "keyward.constraints" }).unwrap();
-        let batch = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
-        batch[0].as_document().unwrap().clone()
-    };
-    Keyward::backfill(&set.uri(), &constraint);
-    assert_eq!(definition().get_str("state").ok(), Some("backfilled"));
-    // As a Keyward leaves it that has read some documents.
-    let by = bson::oid::ObjectId::new();
-    let until = doc! { "$add": ["$$NOW", 50_000_i64] };
-    let reading = doc! { "state": "reserving", "claim": { "by": by, "until": until }, "backfill": { "by": by, "guarded": true, "done": 1_i64 } };
-    let updates = vec![doc! { "q": {}, "u": [{ "$set": reading }] }];
-    set.run(database, doc! { "update": "keyward.constraints", "updates": updates })
-        .unwrap();
-    let before = definition();
-    Keyward::backfill(&set.uri(), &constraint);
-    assert_eq!(definition(), before);
-}

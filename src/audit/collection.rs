@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bson::RawDocumentBuf;
-use mongodb::Client;
 use tokio::time::Instant;
 
 use super::Auditor;
@@ -118,7 +117,9 @@ impl CollectionAudit<'_> {
                 self.auditor.note_caught_up(self.namespace);
             }
             if is_compared.load(Ordering::Acquire) {
-                self.turn.token = batch.token;
+                // Whoever goes on while something is unreported compares all documents: this process alone knows of it.
+                let is_all_reported = !self.auditor.has_unreported(&protected);
+                self.turn.token = batch.token.filter(|_| is_all_reported);
             }
             if batch.is_invalidated || renewed.elapsed() >= hastened(RENEWAL, haste::REGISTER) {
                 renewed = Instant::now();

@@ -60,10 +60,18 @@ impl Auditor {
 
     /// Whether an audit of all documents would report violations that weren't reported before.
     fn has_more_to_report(&self, protected: &Protected) -> bool {
+        self.is_any_unreported(protected, |constraint| (self.is_enforced)(constraint))
+    }
+
+    /// Whether violations of a constraint of the collection weren't reported.
+    fn has_unreported(&self, protected: &Protected) -> bool {
+        self.is_any_unreported(protected, |_| true)
+    }
+
+    fn is_any_unreported(&self, protected: &Protected, is_meant: impl Fn(&Constraint) -> bool) -> bool {
         let unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
         let mut constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
-        !unreported.is_empty()
-            && constraints.any(|one| unreported.contains(&one.full_name()) && (self.is_enforced)(one))
+        !unreported.is_empty() && constraints.any(|one| unreported.contains(&one.full_name()) && is_meant(one))
     }
 
     /// Notes whether violations of the constraint were found that aren't reported.

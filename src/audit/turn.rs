@@ -59,16 +59,13 @@ impl<'a> AuditTurn<'a> {
         Ok(taken.is_some().then_some(turn))
     }
 
-    /// Renews the turn, and notes that everything before the turn's token is audited; false if another Keyward has it now.
+    /// Renews the turn, and notes that everything before the turn's token is audited, or nothing without one. False if another Keyward has
+    /// the turn now.
     pub(super) async fn renew(&self) -> Result<bool, StoreError> {
-        let mut set = Document::new();
-        if let Some(token) = self
-            .token
-            .as_ref()
-            .and_then(|token| bson::serialize_to_bson(token).ok())
-        {
-            set.insert("token", doc! { "$literal": token });
-        }
+        let token = self.token.as_ref();
+        let token = token.and_then(|token| bson::serialize_to_bson(token).ok());
+        let token = token.map_or(Bson::from("$$REMOVE"), |token| doc! { "$literal": token }.into());
+        let set = doc! { "token": token };
         Ok(self.update(doc! { "by": self.auditor }, set).await?.is_some())
     }
 

@@ -391,7 +391,13 @@ impl Membership {
         // Keyward.
         let ever_declared = self.ever_declared().clone();
         for namespace in &ever_declared {
-            prepare::suspend_lacking(&self.client, namespace, &new.constraints, self.is_list_unreadable).await?;
+            match prepare::suspend_lacking(&self.client, namespace, &new.constraints, self.is_list_unreadable).await {
+                // It is suspended. The next write to that collection is refused, and others are not.
+                Err(error @ StoreError::OfClient(_)) => {
+                    tracing::warn!(%namespace, %error, "nothing is written there");
+                }
+                suspended => suspended?,
+            }
         }
         self.own.store(OwnEntry::new(new.id).into());
         {

@@ -93,7 +93,7 @@ pub async fn create_indexes(
         if indexes.is_none_or(|indexes| wanted.names().all(|name| has(&indexes, name))) {
             return Ok(Some(reply));
         }
-        if !has_same_collection(context, &wanted).await {
+        if has_other_collection(context, &wanted).await {
             break;
         }
     }
@@ -101,11 +101,11 @@ pub async fn create_indexes(
     Ok(first.map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
 }
 
-/// Whether the collection is the one that the command was judged by. If another client has dropped it, the server would make it anew with the
-/// indexes.
-async fn has_same_collection(context: &IndexContext<'_>, wanted: &WantedConstraints) -> bool {
+/// Whether the collection is known not to be the one that the command was judged by. If another client has dropped it, the server would make
+/// it anew with the indexes.
+async fn has_other_collection(context: &IndexContext<'_>, wanted: &WantedConstraints) -> bool {
     let present = Existing::read(context.service.upstream.client(), &wanted.namespace).await;
-    present.is_ok_and(|present| present.uuid == wanted.existing.uuid)
+    present.is_ok_and(|present| present.uuid != wanted.existing.uuid)
 }
 
 /// Drops the indexes that the server made for a command whose build failed; returns the client's reply. If another client's command has

@@ -4,8 +4,8 @@
 //! its Keyward was killed. That Keyward may have lacked the constraint, and the backfill may be past those documents.
 //!
 //! A router runs a `$merge` or an `$out` by cursors on the shards: each shard writes once it gets the `getMore` for its cursor. Keyward may
-//! not reach that router, or the router may be gone. So the cursors count, also while they are idle. A server closes an idle one after ten
-//! minutes.
+//! not reach that router, or the router may be gone. So the cursors count, also while they are idle. A server closes those of a session
+//! that nothing uses any more after half an hour.
 
 use std::collections::{BTreeSet, HashSet};
 use std::future::IntoFuture;
@@ -38,18 +38,19 @@ pub(super) async fn ended(client: &Client, namespace: &Namespace) -> Result<(), 
     let mut logged = Instant::now();
     let mut pending = Pending::default();
     while pending.go_on_after(at_work(client, namespace).await?) {
-        if logged.elapsed() >= QUIET && !pending.operations.is_empty() {
+        if pending.is_quiet() {
+            continue;
+        }
+        if logged.elapsed() >= QUIET {
             logged = Instant::now();
-            let operations: Vec<&str> = pending.operations.iter().map(String::as_str).collect();
-            let operations = operations.join(", ");
+            let operations = pending.operations.iter().chain(&pending.cursors);
+            let operations = operations.map(String::as_str).collect::<Vec<_>>().join(", ");
             tracing::info!(
                 %namespace, operations,
                 "the backfill waits for writes that servers are still carrying out; killOp or killCursors ends one"
             );
         }
-        if !pending.operations.is_empty() {
-            tokio::time::sleep(POLL).await;
-        }
+        tokio::time::sleep(POLL).await;
     }
     Ok(())
 }
@@ -58,8 +59,11 @@ pub(super) async fn ended(client: &Client, namespace: &Namespace) -> Result<(), 
 #[derive(Debug, Default)]
 struct Pending {
     operations: BTreeSet<String>,
+    cursors: BTreeSet<String>,
     /// How many looks in sequence have shown none of them.
     quiet_looks: u32,
+    /// How many of the next looks may show cursors of pipelines that were at work as the wait began.
+    looks_for_cursors: u32,
     has_begun: bool,
 }
 
@@ -67,19 +71,34 @@ impl Pending {
     /// Takes note of the writes that a look has found. Returns whether another look is needed.
     ///
     /// A server lists its operations first and then its idle cursors. So one look misses a cursor that a `getMore` uses from in between,
-    /// and two in sequence don't. A pipeline may also leave its cursor only as its first command ends, under another name. So a cursor
-    /// counts whenever it is found: a Keyward that reserves for the constraint opens none.
+    /// and two in sequence don't. A pipeline may also leave its cursor only as its first command ends, under another name. So new cursors
+    /// count for two looks, and for two more after each look that still shows an operation. Later ones belong to later commands.
     fn go_on_after(&mut self, found: AtWork) -> bool {
         match std::mem::replace(&mut self.has_begun, true) {
             true => self.operations.retain(|operation| found.operations.contains(operation)),
-            false => self.operations = found.operations,
+            false => {
+                self.operations = found.operations;
+                self.looks_for_cursors = QUIET_LOOKS;
+            }
         }
-        self.operations.extend(found.cursors);
-        match self.operations.is_empty() {
-            true => self.quiet_looks += 1,
-            false => self.quiet_looks = 0,
+        match self.looks_for_cursors {
+            0 => self.cursors.retain(|cursor| found.cursors.contains(cursor)),
+            _ => self.cursors = found.cursors,
         }
+        self.looks_for_cursors = match self.operations.is_empty() {
+            true => self.looks_for_cursors.saturating_sub(1),
+            false => QUIET_LOOKS,
+        };
+        self.quiet_looks = match self.is_quiet() {
+            true => self.quiet_looks + 1,
+            false => 0,
+        };
         self.quiet_looks < QUIET_LOOKS
+    }
+
+    /// Whether nothing was at work at the last look.
+    fn is_quiet(&self) -> bool {
+        self.operations.is_empty() && self.cursors.is_empty()
     }
 }
 

@@ -108,7 +108,10 @@ impl ProxyCollection {
                 Ok(Next::Done(taken)) => return Ok(taken),
                 Ok(Next::With(other)) => proof = other,
                 Err(error) if is_transient(&error) => tokio::time::sleep(PAUSE).await,
-                Err(StoreError::Driver(error)) if is_unsupported(&error) => return Ok(TakenOver::Busy),
+                // The write that asks for the takeover creates the collection first.
+                Err(StoreError::Driver(error)) if is_unsupported(&error) && !self.protected_exists().await? => {
+                    return Ok(TakenOver::Busy);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -193,8 +196,9 @@ impl ProxyCollection {
                 Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
                     Ok(Next::With(Proof::Needless))
                 }
-                // There is no collection. The write that asks for the takeover creates it first.
-                Some(code::OPERATION_NOT_SUPPORTED_IN_TRANSACTION) => Ok(Next::Done(TakenOver::Busy)),
+                Some(code::OPERATION_NOT_SUPPORTED_IN_TRANSACTION) if !self.protected_exists().await? => {
+                    Ok(Next::Done(TakenOver::Busy))
+                }
                 _ => Err(refused(error)),
             };
         }

@@ -14,7 +14,7 @@ use bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 use futures_util::future::FutureExt;
 
 use super::reservation::token_value;
-use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
+use super::writing::{PATIENCE_MS, each_alone};
 use super::{Fitting, KEYS_MAX, ProxyCollection, Reservation, StoreError, find_reservations, key_of, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::{AttemptId, Token};
@@ -24,8 +24,8 @@ const COMMAND_MAX: Fitting = Fitting {
     items: KEYS_MAX,
     bytes: 8 << 20,
 };
-/// The time limit of a command with many renewals: no client waits for them.
-const TOGETHER_MS_MAX: i32 = 3 * PATIENCE_MS;
+/// The time limit of a command: no client waits for it.
+const WAIT_MS_MAX: i32 = 3 * PATIENCE_MS;
 
 /// A reservation with the token that it is to get.
 type Renewal<'r> = (&'r Key, &'r Reservation, Token);
@@ -53,19 +53,29 @@ impl ProxyCollection {
     }
 
     async fn renew_together(&self, renewals: &[Renewal<'_>]) -> Result<Vec<bool>, StoreError> {
-        match self.write_tokens(renewals, TOGETHER_MS_MAX).await {
-            Ok(count) if usize::try_from(count) == Ok(renewals.len()) => Ok(vec![true; renewals.len()]),
-            Ok(_) => self.have_tokens(renewals).await,
-            // A renewal that took effect then may lack its majority. Its second try doesn't match, so it counts as not renewed.
+        let answered = match self.write_tokens(renewals, WAIT_MS_MAX).await {
+            Ok(count) if usize::try_from(count) == Ok(renewals.len()) => return Ok(vec![true; renewals.len()]),
+            Ok(_) => vec![true; renewals.len()],
             Err(StoreError::Busy) => {
                 let alone = |renewal| {
-                    let written = self.write_tokens(std::slice::from_ref(renewal), PATIENCE_ALONE_MS);
-                    written.map(|written| matches!(written, Ok(1))).boxed()
+                    let written = self.write_tokens(std::slice::from_ref(renewal), WAIT_MS_MAX);
+                    written.map(|written| written.is_ok()).boxed()
                 };
-                Ok(each_alone(renewals.iter().map(alone).collect(), self.limit, false).await)
+                each_alone(renewals.iter().map(alone).collect(), self.limit, false).await
             }
-            Err(error) => Err(error),
-        }
+            // Once more, as when a primary steps down.
+            Err(_) => {
+                self.write_tokens(renewals, WAIT_MS_MAX).await?;
+                vec![true; renewals.len()]
+            }
+        };
+        // A try may have taken effect, and then the next one matched nothing. The answer to that waited for a majority all the same.
+        let have = self.have_tokens(renewals).await?;
+        Ok(answered
+            .into_iter()
+            .zip(have)
+            .map(|(is_answered, has)| is_answered && has)
+            .collect())
     }
 
     /// Writes the tokens with one command, which may take `max_ms`. Returns how many reservations it matched; a majority has those.

@@ -30,7 +30,7 @@ pub fn may_report_absence(code: Option<i32>) -> bool {
 }
 
 impl WriteOp<'_> {
-    /// Creates the collection if it doesn't exist. A command checks that once: most transactions fail for other reasons.
+    /// Creates the collection if it doesn't exist. A command that has found it doesn't look again: most transactions fail for other reasons.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -40,13 +40,15 @@ impl WriteOp<'_> {
         if self.has_checked_collection || protected.is_on_one_replica_set || !protected.shard_key.is_empty() {
             return Ok(CollectionCheck::Unneeded);
         }
-        self.has_checked_collection = true;
         let Some(proxy) = protected.constraints.first() else {
             return Ok(CollectionCheck::Unneeded);
         };
         match proxy.protected_exists().await {
             Ok(false) => {}
-            Ok(true) => return Ok(CollectionCheck::Unneeded),
+            Ok(true) => {
+                self.has_checked_collection = true;
+                return Ok(CollectionCheck::Unneeded);
+            }
             Err(error) => {
                 tracing::warn!(%error, collection = %protected.namespace, "could not read whether the collection exists");
                 return Ok(CollectionCheck::Unneeded);

@@ -43,7 +43,7 @@ pub struct WriteOp<'a> {
     /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`](super::context::TIME_MAX) from the start of the
     /// statement.
     pub give_up: Instant,
-    /// Whether Keyward has checked during this command that the collection exists.
+    /// Whether Keyward has found during this command that the collection exists.
     pub has_checked_collection: bool,
     /// The client's upstream connection; nothing else uses it meanwhile.
     pub upstream: &'a mut Connection,

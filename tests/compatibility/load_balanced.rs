@@ -16,8 +16,6 @@ use testbed::Cluster;
 use testkit::wire::Connection;
 use testkit::{Keyward, shard_on_two};
 
-const DATABASE: &str = "load_balanced";
-
 /// Passes each new connection to the next of `targets`, for as long as the test runs. Returns its address.
 fn balancer(targets: Vec<String>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -42,9 +40,10 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-fn keywards() -> [Keyward; 2] {
+/// Two Keywards with a unique e-mail in `database.users`.
+fn keywards(database: &str) -> [Keyward; 2] {
     let cluster = Cluster::shared();
-    let namespace = format!("{DATABASE}.users");
+    let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
     let constraints = format!("  - {{ collection: {namespace}, key: {{ email: 1 }} }}\n");
     [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints))
@@ -81,7 +80,8 @@ async fn in_a_transaction(client: &Client, users: &Collection<Document>, id: i32
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_reaches_two_keywards_through_a_balancer() {
-    let keywards = tokio::task::spawn_blocking(keywards).await.unwrap();
+    const DATABASE: &str = "load_balanced";
+    let keywards = tokio::task::spawn_blocking(|| keywards(DATABASE)).await.unwrap();
     let address = balancer(keywards.iter().map(|keyward| keyward.address.clone()).collect());
     let client = Client::with_uri_str(format!("mongodb://{address}/?loadBalanced=true"))
         .await
@@ -117,7 +117,7 @@ async fn a_driver_reaches_two_keywards_through_a_balancer() {
 
 #[test]
 fn a_keyward_has_one_name_for_all_its_connections() {
-    let keywards = keywards();
+    let keywards = keywards("load_balanced_names");
     let service_id = |keyward: &Keyward| {
         let mut client = Connection::open(&keyward.address);
         let hello = client.run("admin", &doc! { "hello": 1, "loadBalanced": true });

@@ -163,7 +163,7 @@ fn a_start_says_early_that_nothing_answers() {
 
 #[test]
 fn refusals_for_want_of_a_sure_answer_are_counted() {
-    let set = ReplicaSet::shared();
+    let set = ReplicaSet::alone().unwrap();
     let database = "without_sure_answer";
     let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}");
     let keyward = Keyward::of(&format!("upstream: {}\nconstraints: [{constraint}]\n", set.uri()));

@@ -209,7 +209,11 @@ impl<'a> Statement<'a> {
     ) -> Result<Vec<DocumentKeys>, Failure> {
         let protected = op.protected;
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
-        if !self.is_upsert || !selected.is_empty() || ids_are_unique || self.inserts_at(protected)?.is_some() {
+        if !self.is_upsert || !selected.is_empty() || ids_are_unique {
+            return Ok(Vec::new());
+        }
+        // Under a collation no router finds the shard, so the new document is read on all of them.
+        if !protected.is_collated && self.inserts_at(protected)?.is_some() {
             return Ok(Vec::new());
         }
         let Some(id) = equality(self.query()?.unwrap_or(Doc::empty()), "_id")? else {

@@ -10,6 +10,7 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::result::{Evaluation, ReservationConflict, StatementResult};
 use super::statement_run::StatementRun;
+use crate::constraint::Strategy;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::server::reply::{code, write_errors};
@@ -48,7 +49,10 @@ impl StatementRun<'_, '_> {
                 }
                 // A retry must not wait for another write's key.
                 Ok(Evaluation::ReservationConflict(_)) if !has_looked && self.may_be_recorded().await? => None,
-                Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict).await?,
+                Ok(Evaluation::ReservationConflict(conflict)) => match self.create_for_takeover().await? {
+                    Some(result) => Some(result),
+                    None => self.resolve(&conflict).await?,
+                },
                 Ok(Evaluation::Misplaced { .. }) => {
                     transaction.abort(self.op.upstream).await?;
                     self.doubt_places().await;
@@ -86,6 +90,19 @@ impl StatementRun<'_, '_> {
             }
             tokio::time::sleep(back_off.next()).await;
         }
+    }
+
+    /// Creates an upsert's collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection. Returns
+    /// the server's refusal.
+    async fn create_for_takeover(&mut self) -> Result<Option<StatementResult>, ForwardError> {
+        let is_strict = self.op.protected.strategy() == Strategy::Transaction;
+        if !self.statement.is_upsert || !is_strict {
+            return Ok(None);
+        }
+        Ok(match self.op.create_if_absent().await? {
+            CollectionCheck::Created | CollectionCheck::Unneeded => None,
+            CollectionCheck::Refused(reply) => Some(StatementResult::ErrorReply(reply.body)),
+        })
     }
 
     /// The `result` of a try, `None` if Keyward may try again. If an upsert failed because its collection doesn't exist, Keyward

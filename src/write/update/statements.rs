@@ -33,6 +33,9 @@ struct Modify<'r, 'a> {
     reply: WriteReply,
     /// The client's reply, after the command has failed as a whole.
     failed: Option<Vec<u8>>,
+    /// Whether the statement before ran out of time. Then the next ones don't wait, either, until one succeeds: the command could take
+    /// minutes for each.
+    is_out_of_time: bool,
 }
 
 /// Carries out the command by `plans`.
@@ -52,6 +55,7 @@ pub async fn modify<'a>(
         kind,
         reply,
         failed: None,
+        is_out_of_time: false,
     };
     match transaction {
         Some(transaction) => modify.in_clients_transaction(transaction).await?,
@@ -77,7 +81,7 @@ impl<'a> Modify<'_, 'a> {
             }
             loop {
                 let way = &plans[next].way;
-                self.op.begin_statement();
+                self.begin_statement();
                 let result = carry_out_statement(&mut self.run(next), way).await?;
                 if !self.take(next, result).await? {
                     break;
@@ -93,7 +97,7 @@ impl<'a> Modify<'_, 'a> {
         for (index, plan) in self.plans.iter().enumerate() {
             // The first error ends a transaction, and so the command, whether ordered or unordered.
             while self.failed.is_none() && !self.reply.has_errors() {
-                self.op.begin_statement();
+                self.begin_statement();
                 let mut run = self.run(index);
                 let result = match plan.way {
                     Way::Forward => run.forward_in_clients_transaction(&mut transaction).await?,
@@ -109,12 +113,19 @@ impl<'a> Modify<'_, 'a> {
         Ok(())
     }
 
+    fn begin_statement(&mut self) {
+        if !self.is_out_of_time {
+            self.op.begin_statement();
+        }
+    }
+
     fn run(&mut self, index: usize) -> StatementRun<'_, 'a> {
         StatementRun::new(&mut *self.op, index, self.plans[index].statement)
     }
 
     /// Notes the result of the statement at `index`; returns whether to run it again.
     async fn take(&mut self, index: usize, result: StatementResult) -> Result<bool, Malformed> {
+        self.is_out_of_time = matches!(result, StatementResult::Refused(WriteRefusal::TimeLimit));
         match result {
             StatementResult::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
             StatementResult::Partial(reply) => {

@@ -5,4 +5,5 @@
 mod drivers_on_protected;
 mod every_driver;
 mod fuzzed;
+mod published;
 mod transparent;

@@ -121,7 +121,11 @@ impl Connection {
         }
     }
 
-    fn exchange(&mut self, database: &str, mut command: Document) -> Result<Document, CommandError> {
+    /// Runs `command` on `database` and gives the reply, whether it reports success or not.
+    ///
+    /// # Errors
+    /// [`CommandError::Unreachable`] and [`CommandError::Malformed`].
+    pub fn exchange(&mut self, database: &str, mut command: Document) -> Result<Document, CommandError> {
         command.insert("$db", database);
         let body = command.to_vec().map_err(|error| self.malformed(error.to_string()))?;
         self.requests += 1;

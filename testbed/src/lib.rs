@@ -23,6 +23,6 @@ mod prepared;
 pub use alone::Alone;
 pub use cluster::{Cluster, ClusterBuilder, StandIn};
 pub use error::Error;
-pub use fetch::{NodeProject, node_project, python, python_with};
+pub use fetch::{NodeProject, node_project, python, python_source, python_with};
 pub use prepared::Prepared;
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

@@ -6,4 +6,5 @@ mod drivers_on_protected;
 mod every_driver;
 mod fuzzed;
 mod load_balanced;
+mod published;
 mod transparent;

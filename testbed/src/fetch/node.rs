@@ -97,7 +97,7 @@ impl Node {
         }
         let home = cache::entry(ENTRY, |folder| {
             pip::install(
-                WHEEL,
+                &[WHEEL],
                 Dependencies::Without,
                 folder,
                 "fetching Node 22 from PyPI (once, some 60 MB)",

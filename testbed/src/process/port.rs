@@ -41,6 +41,21 @@ impl Port {
         Err(ProcessError::NoPort)
     }
 
+    /// Leases two free ports that follow each other.
+    ///
+    /// # Errors
+    /// As [`Port::lease`].
+    pub fn lease_two() -> Result<[Port; 2], ProcessError> {
+        for _ in 0..ATTEMPTS {
+            let first = Port::lease()?;
+            match Port::lease_exactly(first.number() + 1) {
+                Err(ProcessError::PortTaken(_)) => continue,
+                second => return Ok([first, second?]),
+            }
+        }
+        Err(ProcessError::NoPort)
+    }
+
     /// Leases port `number`.
     ///
     /// # Errors

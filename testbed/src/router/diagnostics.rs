@@ -43,6 +43,7 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => return everywhere(operation).await,
         "currentOp" => return operations::list(operation).await,
         "killOp" => return operations::kill(operation).await,
+        "configureFailPoint" => return operation.router.fail_command.configure(&operation.command),
         "getFreeMonitoringStatus" => doc! { "state": "undecided" },
         "explain" => return super::read::explain(operation).await,
         _ => return unknown(&operation.command),

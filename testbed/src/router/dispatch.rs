@@ -29,11 +29,23 @@ pub struct Client {
     pub peer: String,
     /// It has sent its metadata.
     pub has_metadata: bool,
+    /// The application's name in its metadata.
+    pub app_name: String,
 }
 
-/// Runs a command; the reply is complete.
-pub async fn run(shared: &Arc<Shared>, client: &mut Client, command: Command) -> Vec<u8> {
+/// Runs a command; the reply is complete. Without one, the fail point closes the connection.
+pub async fn run(shared: &Arc<Shared>, client: &mut Client, command: Command) -> Option<Vec<u8>> {
     let mut operation = Operation::new(Arc::clone(shared), command);
+    hello::note_application(client, &operation.command);
+    if let Some(injected) = shared.fail_command.before(&operation.command, &client.app_name) {
+        if injected.closes_connection {
+            return None;
+        }
+        if let Some(error) = injected.wait(operation.deadline).await {
+            let labels = injected.labels_or(labels(&operation, error.code));
+            return Some(finish(&operation, Ok(error.reply(&labels))).await);
+        }
+    }
     if shared.clock.now() == 0 && !hello::is_hello(&operation.command.name) {
         learn_time(shared).await;
     }
@@ -42,9 +54,11 @@ pub async fn run(shared: &Arc<Shared>, client: &mut Client, command: Command) ->
         None => None,
     };
     let outcome = prepare_and_run(&mut operation, client).await;
+    let fail_command = &operation.router.fail_command;
+    let outcome = outcome.map(|body| fail_command.after(&operation.command, &client.app_name, body));
     let body = finish(&operation, outcome).await;
     drop(gate);
-    body
+    Some(body)
 }
 
 async fn prepare_and_run(operation: &mut Operation, client: &mut Client) -> Result<Vec<u8>, Failure> {

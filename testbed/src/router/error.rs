@@ -16,6 +16,7 @@ pub mod code {
     pub const BAD_VALUE: i32 = 2;
     pub const HOST_UNREACHABLE: i32 = 6;
     pub const FAILED_TO_PARSE: i32 = 9;
+    pub const UNAUTHORIZED: i32 = 13;
     pub const TYPE_MISMATCH: i32 = 14;
     pub const INVALID_LENGTH: i32 = 16;
     pub const INVALID_BSON: i32 = 22;
@@ -37,6 +38,7 @@ pub mod code {
     pub const STALE_DB_VERSION: i32 = 249;
     pub const NO_SUCH_TRANSACTION: i32 = 251;
     pub const OPERATION_NOT_SUPPORTED_IN_TRANSACTION: i32 = 263;
+    pub const FAIL_POINT_SET_FAILED: i32 = 266;
     pub const WOULD_CHANGE_OWNING_SHARD: i32 = 283;
     pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
     pub const MISSING_FIELD: i32 = 40414;
@@ -149,8 +151,7 @@ pub fn is_retryable(code: i32) -> bool {
 /// Whether an error inside a transaction means "run the whole transaction again".
 pub fn is_transient_in_transaction(code: i32, is_commit: bool) -> bool {
     match code {
-        112 | 24 | 267 => !is_commit,
-        code::NO_SUCH_TRANSACTION | 246 | 239 => true,
+        112 | 24 | 267 | code::NO_SUCH_TRANSACTION | 246 | 239 => true,
         _ => is_stale(code) || (!is_commit && is_retryable(code)),
     }
 }
@@ -161,6 +162,8 @@ pub fn code_name(code: i32) -> Cow<'static, str> {
         1 => "InternalError",
         2 => "BadValue",
         6 => "HostUnreachable",
+        7 => "HostNotFound",
+        8 => "UnknownError",
         9 => "FailedToParse",
         13 => "Unauthorized",
         14 => "TypeMismatch",
@@ -168,6 +171,7 @@ pub fn code_name(code: i32) -> Cow<'static, str> {
         17 => "ProtocolError",
         20 => "IllegalOperation",
         15 => "Overflow",
+        24 => "LockTimeout",
         22 => "InvalidBSON",
         26 => "NamespaceNotFound",
         43 => "CursorNotFound",
@@ -179,17 +183,33 @@ pub fn code_name(code: i32) -> Cow<'static, str> {
         70 => "ShardNotFound",
         72 => "InvalidOptions",
         73 => "InvalidNamespace",
+        89 => "NetworkTimeout",
+        91 => "ShutdownInProgress",
+        100 => "UnsatisfiableWriteConcern",
+        112 => "WriteConflict",
         115 => "CommandNotSupported",
         117 => "ConflictingOperationInProgress",
         118 => "NamespaceNotSharded",
         133 => "FailedToSatisfyReadPreference",
+        134 => "ReadConcernMajorityNotAvailableYet",
         186 => "ClientMetadataCannotBeMutated",
+        189 => "PrimarySteppedDown",
         225 => "TransactionTooOld",
         251 => "NoSuchTransaction",
+        262 => "ExceededTimeLimit",
         263 => "OperationNotSupportedInTransaction",
+        266 => "FailPointSetFailed",
         280 => "ChangeStreamFatalError",
         352 => "UnsupportedOpQueryCommand",
+        9001 => "SocketException",
+        10107 => "NotWritablePrimary",
+        11000 => "DuplicateKey",
+        11600 => "InterruptedAtShutdown",
+        11601 => "Interrupted",
+        11602 => "InterruptedDueToReplStateChange",
         13388 => "StaleConfig",
+        13435 => "NotPrimaryNoSecondaryOk",
+        13436 => "NotPrimaryOrSecondary",
         // A code without a name of its own.
         _ => return format!("Location{code}").into(),
     };

@@ -28,6 +28,16 @@ pub fn is_awaitable(command: &Command) -> bool {
     is_hello(&command.name) && command.get("maxAwaitTimeMS").is_some()
 }
 
+/// Notes the application's name, which a fail point may ask for before the first `hello` is answered.
+pub fn note_application(client: &mut Client, command: &Command) {
+    let metadata = command.nested("client").filter(|_| is_hello(&command.name));
+    let application = metadata.and_then(|metadata| metadata.get("application").ok()??.as_document_or_array().ok()?);
+    let name = application.and_then(|application| application.get("name").ok()??.as_str());
+    if let Some(name) = name.filter(|_| !client.has_metadata) {
+        client.app_name = name.to_owned();
+    }
+}
+
 /// Answers it.
 ///
 /// # Errors

@@ -42,6 +42,9 @@ pub enum FrameError {
     /// A document that is none.
     #[error("malformed document: {0}")]
     Document(#[from] Malformed),
+    /// The fail point closes the connection.
+    #[error("a fail point")]
+    Injected,
     /// Not closed for: the request is answered with an error.
     #[error("request {id}: {message} ({code})")]
     Refused {

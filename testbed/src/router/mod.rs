@@ -17,6 +17,7 @@ mod diagnostics;
 mod dispatch;
 mod display;
 mod error;
+mod fail_command;
 mod find_and_modify;
 mod freeze;
 mod hello;
@@ -46,6 +47,7 @@ use tokio::runtime::Runtime;
 
 use clock::Clock;
 use default_concerns::DefaultConcerns;
+use fail_command::FailCommand;
 use read::Cursors;
 use routing::{Catalog, Link};
 use shard::{Pools, ReplicaSet};
@@ -134,6 +136,7 @@ struct Shared {
     clock: Clock,
     sessions: Sessions,
     cursors: Cursors,
+    fail_command: FailCommand,
     last_connection: AtomicI64,
     last_message: AtomicI32,
     /// No `abortTransaction` reaches a shard.
@@ -154,6 +157,7 @@ impl Shared {
             clock: Clock::default(),
             sessions: Sessions::default(),
             cursors: Cursors::default(),
+            fail_command: FailCommand::default(),
             last_connection: AtomicI64::new(0),
             last_message: AtomicI32::new(0),
             loses_aborts: AtomicBool::new(false),

@@ -46,6 +46,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
             connection_id: id,
             peer,
             has_metadata: false,
+            app_name: String::new(),
         },
     };
     if let Err(error) = connection.run().await {
@@ -100,7 +101,9 @@ impl Connection {
         if request.exhaust_allowed && hello::is_awaitable(&command) {
             return self.stream_hellos(&request, command).await;
         }
-        let body = dispatch::run(&self.shared, &mut self.client, command).await;
+        let Some(body) = dispatch::run(&self.shared, &mut self.client, command).await else {
+            return Err(FrameError::Injected);
+        };
         if !request.more_to_come {
             self.reply(&request, &body, false, request.id).await?;
         }
@@ -116,6 +119,9 @@ impl Connection {
                 body = answer => body,
                 // A client that leaves, or wants something else, ends the stream.
                 _ = self.stream.readable() => return Ok(()),
+            };
+            let Some(body) = body else {
+                return Err(FrameError::Injected);
             };
             let more = Doc::new(&body).is_ok_and(|body| matches!(body.get("ok"), Ok(Some(ok)) if ok.is_truthy()));
             response_to = self.reply(request, &body, more, response_to).await?;

@@ -7,6 +7,7 @@ mod administration;
 mod change_streams;
 mod default_concerns;
 mod drivers;
+mod fail_command;
 mod failures;
 mod key_in_id;
 mod moving_chunks;

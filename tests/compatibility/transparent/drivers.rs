@@ -49,7 +49,7 @@ fn pymongo_on_a_replica_set() {
 
 #[test]
 fn pymongo_on_a_cluster() {
-    // All but the retries, which need a fail point that the router doesn't have.
+    // All but the retries: their fail point would hold for every test that shares the router.
     let steps = [
         "crud",
         "large",

@@ -24,7 +24,7 @@ print(json.dumps({'text': text, 'lint': lint(chart, values=values, strict=True)}
 ";
 
 fn helm(values: &Value) -> Value {
-    let python = testbed::python_with(HELM).unwrap();
+    let python = testbed::python_with(&[HELM]).unwrap();
     let mut helm = Command::new(python);
     helm.args(["-c", SCRIPT])
         .arg(repository().join(CHART))

@@ -31,7 +31,7 @@ pub fn validate(text: &str) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("manifest.yaml");
     std::fs::write(&file, text).unwrap();
-    let python = testbed::python_with(VALIDATOR).unwrap();
+    let python = testbed::python_with(&[VALIDATOR]).unwrap();
     let mut validator = Command::new(python);
     validator.args(["-m", "kubernetes_validate", "--strict", "--kubernetes-version", VERSION]);
     let output = validator.arg(&file).output().unwrap();

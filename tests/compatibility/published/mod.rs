@@ -141,6 +141,7 @@ fn constraints(collections: &BTreeSet<String>, strategy: &str) -> String {
 }
 
 #[test]
+#[ignore = "two minutes: .ci/nightly runs it"]
 fn crud_with_a_compensating_constraint() {
     holds("compensating", &CRUD, &[APPLICATION], |suite| {
         Servers::keywards(&constraints(&suite.collections("crud/unified"), "compensating"))

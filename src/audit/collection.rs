@@ -117,7 +117,7 @@ impl CollectionAudit<'_> {
                 self.auditor.note_caught_up(self.namespace);
             }
             if is_compared.load(Ordering::Acquire) {
-                // Whoever goes on while something is unreported compares all documents: this process alone knows of it.
+                // This process alone knows that something is unreported. If another one goes on, it must compare all documents.
                 let is_all_reported = !self.auditor.has_unreported(&protected);
                 self.turn.token = batch.token.filter(|_| is_all_reported);
             }
@@ -184,7 +184,14 @@ async fn compare(
         }
         match report.is_enforced {
             true if documents.is_none() => auditor.note_unreported(constraint, false),
-            false if report.violations > 0 => auditor.note_unreported(constraint, true),
+            false if report.violations > 0 => {
+                auditor.note_unreported(constraint, true);
+                let namespace = &protected.namespace;
+                tracing::info!(
+                    %namespace, constraint = constraint.name(),
+                    "documents violate a constraint that isn't enforced yet; the audit reports them once it is"
+                );
+            }
             _ => {}
         }
         reports.push(report);

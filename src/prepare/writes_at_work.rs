@@ -60,6 +60,8 @@ pub(super) async fn ended(client: &Client, namespace: &Namespace) -> Result<(), 
 struct Pending {
     operations: BTreeSet<String>,
     cursors: BTreeSet<String>,
+    /// All cursors that have counted.
+    known_cursors: BTreeSet<String>,
     /// How many looks in sequence have shown none of them.
     quiet_looks: u32,
     /// How many of the next looks may show cursors of pipelines that were at work as the wait began.
@@ -81,10 +83,10 @@ impl Pending {
                 self.looks_for_cursors = QUIET_LOOKS;
             }
         }
-        match self.looks_for_cursors {
-            0 => self.cursors.retain(|cursor| found.cursors.contains(cursor)),
-            _ => self.cursors = found.cursors,
+        if self.looks_for_cursors > 0 {
+            self.known_cursors.extend(found.cursors.iter().cloned());
         }
+        self.cursors = found.cursors.intersection(&self.known_cursors).cloned().collect();
         self.looks_for_cursors = match self.operations.is_empty() {
             true => self.looks_for_cursors.saturating_sub(1),
             false => QUIET_LOOKS,
@@ -263,5 +265,16 @@ mod tests {
             !pending.go_on_after(look([&later])),
             "an update that began later isn't waited for"
         );
+    }
+
+    #[test]
+    fn cursors_of_later_pipelines_are_not_waited_for() {
+        let cursor = |id: i64| doc! { "shard": "a", "cursor": { "cursorId": id } };
+        let mut pending = Pending::default();
+        assert!(pending.go_on_after(look([&cursor(1)])));
+        assert!(pending.go_on_after(look([&cursor(1), &cursor(2)])));
+        assert!(pending.go_on_after(look([&cursor(2), &cursor(3)])));
+        assert!(pending.go_on_after(look([&cursor(3), &cursor(4)])));
+        assert!(!pending.go_on_after(look([&cursor(4), &cursor(5)])));
     }
 }

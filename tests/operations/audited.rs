@@ -179,8 +179,9 @@ async fn all_documents_are_compared_if_the_history_is_gone() {
     keyward.until("the comparison", || keyward.log().contains("comparing all documents"));
     // This one came before the stream, or after.
     native.run(DATABASE, insert(user(2, "a", "two"))).unwrap();
+    // Both the comparison and the audit of this change may find it.
     keyward.until("the reservation", || {
-        metric(&keyward, DATABASE, "audit_repaired_total") == 1
+        metric(&keyward, DATABASE, "audit_repaired_total") >= 1
     });
     assert_eq!(keyward.insert(DATABASE, user(3, "a", "two")), Err(11_000));
     assert_eq!(keyward.insert(DATABASE, user(3, "a", "one")), Err(11_000));
@@ -207,9 +208,10 @@ fn nothing_is_reported_before_the_constraint_is_enforced() {
     let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
     let reserved = || past(doc! { "count": "keyward.users.email_1" }).get_i32("n").unwrap();
     keyward.until("the reservations", || reserved() == 2);
-    // The audit records that it is through only after it has seen the duplicate.
+    keyward.until("the duplicate", || keyward.log().contains("isn't enforced yet"));
+    // Another Keyward that went on from a record wouldn't know of the duplicate.
     let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
-    keyward.until("a record", || past(recorded.clone()).get_i32("n").ok() == Some(1));
+    assert_eq!(past(recorded).get_i32("n").ok(), Some(0));
     assert!(
         keyward.get("/readyz").contains("waits for Keyward"),
         "{}",

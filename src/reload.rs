@@ -311,7 +311,7 @@ async fn enforce(
         .for_each(|constraint| service.note_enforced(constraint, false));
     let past = service.writes.replace(Arc::new(reserving.catalog()));
     // If this stops midway, the next start backfills all documents, including those that were written here.
-    suspend(service, added).await?;
+    suspend(service, &written_without(membership, added)).await?;
     let mut waiting = Vec::new();
     if !added.is_empty() {
         timeout(PATIENCE, past.ended()).await.map_err(|_| ReloadError::Busy)?;
@@ -341,7 +341,7 @@ async fn enforce(
         declared.map_err(PrepareError::from)?;
         reserving.check_unchanged(client, is_new).await?;
         // A backfill that began before now may have missed writes that were under way here.
-        suspend(service, added).await?;
+        suspend(service, &written_without(membership, added)).await?;
         // Clients' constraints are backfilled in the background, and so are those that wait since before: if documents violate one, that
         // mustn't stop others.
         let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && is_new(constraint);
@@ -367,6 +367,15 @@ async fn enforce(
         prepare::end(client, constraint).await?;
     }
     Ok(waiting)
+}
+
+/// Those of `constraints` without which this Keyward may have written documents. That can't be so for a client's constraint on a collection that
+/// it has never declared: as it declares one, it suspends the constraints that it lacks there. Others count on such a constraint already.
+fn written_without(membership: &Membership, constraints: &[Arc<Constraint>]) -> Constraints {
+    let written = constraints
+        .iter()
+        .filter(|one| one.client_entry().is_none() || membership.has_ever_declared(one.namespace()));
+    written.cloned().collect()
 }
 
 /// Notes in the cluster that documents may exist for which none of these constraints has a reservation.

@@ -185,6 +185,11 @@ impl Membership {
             || OF_MONGODB.iter().any(|own| own.as_bytes() == database)
     }
 
+    /// Whether this Keyward may ever have written to the collection, under this entry or a former one.
+    pub fn has_ever_declared(&self, namespace: &Namespace) -> bool {
+        self.ever_declared().contains(namespace)
+    }
+
     /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too. First it is written in
     /// the entry. Then the constraints that this Keyward lacks there are noted as not enforced.
     ///

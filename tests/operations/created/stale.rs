@@ -36,6 +36,34 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
     assert!(reply.to_string().contains("11000"), "{reply}");
 }
 
+/// It has written nothing there, so nothing of it is without a reservation.
+#[test]
+fn a_keyward_that_applies_the_list_late_takes_no_constraint_back() {
+    const DATABASE: &str = "created_before_it_is_known";
+    shard_users_of(&QUIET, DATABASE);
+    let builder = start_at(&QUIET);
+    write_first(&builder, DATABASE);
+    let late = start_at(&QUIET);
+    let epoch = || {
+        let found = QUIET.run(DATABASE, doc! { "find": "keyward.constraints" }).unwrap();
+        let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        let constraint = batch[0].as_document().unwrap();
+        (
+            constraint.get_str("state").unwrap().to_owned(),
+            constraint.get("backfillEpoch").cloned(),
+        )
+    };
+    late.freeze();
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    let before = epoch();
+    assert_eq!(before.0, "enforced");
+    late.wake();
+    let has_applied = |line: &str| line.contains("clients' constraints applied") && line.contains(DATABASE);
+    late.until("the list applied", || late.log().lines().any(has_applied));
+    assert_eq!(epoch(), before);
+    assert_first_is_held(&late, DATABASE);
+}
+
 /// The list's primary was deposed and doesn't know it yet. Here a relay shows its old list, except to a linearizable read, which such a
 /// primary can't answer.
 #[test]

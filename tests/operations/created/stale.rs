@@ -50,7 +50,7 @@ fn a_keyward_that_applies_the_list_late_takes_no_constraint_back() {
         let constraint = batch[0].as_document().unwrap();
         (
             constraint.get_str("state").unwrap().to_owned(),
-            constraint.get("backfillEpoch").cloned(),
+            constraint.get("era").cloned(),
         )
     };
     late.freeze();

@@ -151,7 +151,10 @@ impl<'a> Modify<'_, 'a> {
         let list = self.kind.list().expect("a `findAndModify` is no batch");
         let first = positions.start;
         match forward::statements(self.op, list, positions.clone()).await? {
-            Ok((reply, true)) => self.reply.add_statements(Doc::new(&reply)?, first)?,
+            Ok((reply, true)) => {
+                self.is_out_of_time = false;
+                self.reply.add_statements(Doc::new(&reply)?, first)?;
+            }
             Ok((reply, false)) => self.failed = Some(reply),
             Err(refusal) if self.is_of_one_statement(&refusal) => {
                 let refused = if self.op.command.ordered { 1 } else { positions.len() };

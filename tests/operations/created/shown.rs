@@ -143,7 +143,7 @@ fn the_progress_of_a_build_is_shown() {
     std::thread::scope(|scope| {
         let made = scope.spawn(|| reply(&builder, DATABASE, &create([unique_email()])));
         beginning.wait();
-        // As it applies the list, a Keyward ends the backfill's epoch.
+        // It shows the build once it has the list.
         let has_applied = |line: &str| line.contains("clients' constraints applied") && line.contains(DATABASE);
         other.until("the list applied", || other.log().lines().any(has_applied));
         let reserving = relay.hold(&insert_into("keyward.users.email_1"));

@@ -65,8 +65,10 @@ struct IndexContext<'a> {
 /// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
 /// may refuse a duplicate for a while longer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to leave it between two polls of the register.
+/// How long to leave it between two polls of the register, or of the applied constraints.
 const POLL: Duration = Duration::from_millis(100);
+/// After so many polls of the applied constraints, the list is read again.
+const POLLS_OF_READ: u32 = 10;
 
 impl IndexContext<'_> {
     /// The constraints on a collection by which the command was judged.
@@ -144,36 +146,55 @@ async fn refused(
     Ok(may.then(|| refusal.error().body()))
 }
 
-/// Waits until this Keyward reserves for all constraints that clients have made on `namespaces` by now, if it does so soon. Returns whether
-/// the command that `judged` decided may go on: it reserves for all of them. The register must have the collections: then every constraint
-/// that isn't in the list yet waits for this Keyward.
+/// Whether a command that `judged` decided reserves for all constraints that clients have made on `namespaces` by now, and for no others of
+/// clients. The register must have the collections: then every constraint that isn't in the list yet waits for this Keyward.
 ///
 /// # Errors
-/// [`StoreError`] if it can't be known which constraints there are, or this Keyward goes on without one.
+/// [`StoreError`] if it can't be known which constraints there are.
 pub async fn follows_all(namespaces: &[Namespace], judged: &Catalog, service: &Service) -> Result<bool, StoreError> {
+    Ok(match &service.client_list {
+        Some(list) => follows(judged, namespaces, &made_on(namespaces, list).await?),
+        None => true,
+    })
+}
+
+/// Waits until this Keyward reserves for these constraints, and for no others of clients, if that is soon. It applies the list meanwhile,
+/// and that may wait for all commands that an earlier catalog decided. So the caller mustn't have such a command under way.
+///
+/// # Errors
+/// The same, or [`StoreError::Unfollowed`] if it goes on without one.
+pub async fn await_list(namespaces: &[Namespace], service: &Service) -> Result<(), StoreError> {
     let Some(list) = &service.client_list else {
-        return Ok(true);
+        return Ok(());
     };
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        // Read again now and then: clients may change them meanwhile.
+        let made = made_on(namespaces, list).await?;
+        list.note_change();
+        for _ in 0..POLLS_OF_READ {
+            if follows(&service.writes.catalog(), namespaces, &made) {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+    Err(StoreError::Unfollowed)
+}
+
+/// The constraints that clients have made on `namespaces` by now.
+async fn made_on(namespaces: &[Namespace], list: &SharedList) -> Result<Vec<ClientConstraint>, StoreError> {
     // A primary that was deposed, and doesn't know it yet, would show a list without the newest constraints. No constraint waits for this
     // Keyward then.
     let mut made = list.store.read_current().await?.constraints;
     made.retain(|entry| namespaces.contains(entry.constraint.namespace()));
-    let follows = |catalog: &Catalog| {
-        made.iter().all(|entry| reserves_for(catalog, entry))
-            && namespaces.iter().all(|namespace| has_only(catalog, namespace, &made))
-    };
-    if follows(judged) {
-        return Ok(true);
-    }
-    list.note_change();
-    let begun = Instant::now();
-    while !follows(&service.writes.catalog()) {
-        if begun.elapsed() >= PATIENCE {
-            return Err(StoreError::Unfollowed);
-        }
-        tokio::time::sleep(POLL).await;
-    }
-    Ok(false)
+    Ok(made)
+}
+
+/// Whether `catalog` has on `namespaces` the constraints `made`, and no others of clients.
+fn follows(catalog: &Catalog, namespaces: &[Namespace], made: &[ClientConstraint]) -> bool {
+    made.iter().all(|entry| reserves_for(catalog, entry))
+        && namespaces.iter().all(|namespace| has_only(catalog, namespace, made))
 }
 
 /// Whether `catalog` has the constraint of this entry, or the configuration file's of that name in its place.

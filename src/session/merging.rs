@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::End;
 use super::judgement::Judged;
+use super::registration::Registered;
 use super::request_context::RequestContext;
 use super::serve::MessageHandler;
 use crate::classify::{CommandRefusal, TargetKind, Verdict};
@@ -108,10 +109,10 @@ impl MessageHandler<'_> {
             let context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
             let mut judged = Judged::of(request, context, self.service, &self.catalog);
             let undeclared = std::mem::take(&mut judged.undeclared);
-            match self.register(undeclared, judged.asks_to_write, &context).await {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(refusal) => return Ok(refusal.body(&Times::default())),
+            match self.register(&undeclared, judged.asks_to_write, &context).await? {
+                Registered::Yes => {}
+                Registered::JudgeAnew => continue,
+                Registered::Refused(refusal) => return Ok(refusal.body(&Times::default())),
             }
             let write = match &judged.verdict {
                 Ok(Verdict::Refuse(refusal)) => return Ok(self.refuse(refusal)),

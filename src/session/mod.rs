@@ -16,6 +16,7 @@ mod left_open;
 mod merging;
 mod notice;
 mod refusals;
+mod registration;
 mod replies;
 mod request_context;
 mod requests;

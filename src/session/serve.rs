@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::judgement::Judged;
 use super::refusals::RefusalLog;
+use super::registration::Registered;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
@@ -18,7 +19,6 @@ use crate::command::affected_keys::KeyChange;
 use crate::current_op::{self, OperationCommand};
 use crate::hiding::{self, Listing};
 use crate::indexes::{self, ClientAddress, IndexCommand};
-use crate::namespace::Namespace;
 use crate::prepare::has_definitions;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
@@ -199,9 +199,9 @@ pub(super) struct MessageHandler<'s> {
     pub(super) catalog: Arc<Catalog>,
     client: ClientAddress,
     /// Whether the client has logged in, where it must.
-    may_act_for_client: bool,
+    pub(super) may_act_for_client: bool,
     drain: Option<&'s Drain>,
-    rights: &'s mut Rights,
+    pub(super) rights: &'s mut Rights,
     pub(super) refusals: &'s mut RefusalLog,
     pub(super) upstream: &'s mut Connection,
     epoch: &'s mut CatalogEpoch,
@@ -228,10 +228,10 @@ impl MessageHandler<'_> {
         }
         let undeclared = std::mem::take(&mut judged.undeclared);
         if self.may_client_write(&judged, &undeclared).await? {
-            match self.register(undeclared, judged.asks_to_write, &context).await {
-                Ok(true) => {}
-                Ok(false) => return Ok(Action::JudgeAnew),
-                Err(refusal) => {
+            match self.register(&undeclared, judged.asks_to_write, &context).await? {
+                Registered::Yes => {}
+                Registered::JudgeAnew => return Ok(Action::JudgeAnew),
+                Registered::Refused(refusal) => {
                     commands.turned_away.inc();
                     return reply_to.answer(&refusal.body(&Times::default()));
                 }
@@ -387,51 +387,6 @@ impl MessageHandler<'_> {
             }
         }
         Ok(Action::Forward(judged.pending()))
-    }
-
-    /// Whether the server may carry out the client's writes. If it refuses them all, because the client hasn't logged in, the
-    /// register needn't know of them.
-    ///
-    /// The server is asked only if the register doesn't know of them yet. A login that Keyward couldn't read counts, and a server
-    /// may accept clients that don't log in.
-    async fn may_client_write(&mut self, judged: &Judged<'_>, undeclared: &[Namespace]) -> Result<bool, End> {
-        let is_registered = undeclared.is_empty() && self.service.is_permitted_to_write();
-        match &judged.request.parsed {
-            Ok(Message::Msg(message)) if !self.may_act_for_client && !is_registered => {
-                Ok(self.rights.may_write_somewhere(message.body, self.upstream).await?)
-            }
-            _ => Ok(self.may_act_for_client),
-        }
-    }
-
-    /// Makes sure that the other Keywards can know of a command's writes before it is carried out. Also makes sure that it reserves
-    /// for all constraints of clients there. Returns whether it does: if not, this Keyward has applied them since, and judges the
-    /// command anew.
-    pub(super) async fn register(
-        &self,
-        undeclared: Vec<Namespace>,
-        asks_to_write: bool,
-        context: &RequestContext,
-    ) -> Result<bool, WriteRefusal> {
-        let Some(membership) = &self.service.membership else {
-            return Ok(true);
-        };
-        let unregistered = |reason: String| WriteRefusal::Unregistered {
-            reason,
-            label: context.label(),
-        };
-        if !undeclared.is_empty() {
-            let follows = indexes::follows_all(&undeclared, &self.catalog, self.service);
-            // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
-            let declared: BoxFuture<'_, _> = Box::pin(membership.declare_if(undeclared.iter().cloned(), &[], follows));
-            if !declared.await.map_err(|error| unregistered(error.to_string()))? {
-                return Ok(false);
-            }
-        }
-        match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
-            true => Ok(true),
-            false => Err(unregistered("its entry couldn't be renewed".to_owned())),
-        }
     }
 
     /// Serves a write on a protected collection.

@@ -36,6 +36,32 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
     assert!(reply.to_string().contains("11000"), "{reply}");
 }
 
+/// The Keyward applies the list first. For that it waits for the end of what the constraints before decided, but not for this write.
+#[test]
+fn a_first_write_does_not_hold_up_the_list_that_it_waits_for() {
+    const DATABASE: &str = "created_elsewhere";
+    shard_users_of(&QUIET, DATABASE);
+    let orders = format!("{DATABASE}.orders");
+    shard_on_two(&QUIET, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let quick = start_at(&QUIET);
+    must(&reply(&quick, DATABASE, &create([unique_email()])));
+    let late = start_at(&QUIET);
+    let reply = sent_to_frozen(&late, DATABASE, &user(1, "a", "x"), || {
+        must(&reply(
+            &quick,
+            DATABASE,
+            &doc! { "dropIndexes": "users", "index": "email_1" },
+        ));
+        let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true };
+        must(&reply(
+            &quick,
+            DATABASE,
+            &doc! { "createIndexes": "orders", "indexes": [number] },
+        ));
+    });
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+}
+
 /// It has written nothing there, so nothing of it is without a reservation.
 #[test]
 fn a_keyward_that_applies_the_list_late_takes_no_constraint_back() {

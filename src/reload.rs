@@ -10,8 +10,6 @@ mod last;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep_until, timeout};
-
 use crate::catalog::Catalog;
 use crate::client_constraints::is_current;
 use crate::config::{Config, Problems};
@@ -248,7 +246,7 @@ async fn made(
         let all = [wanted, &removed].concat();
         let error = match prepare::make(service.upstream.client(), &all, current.lease, &service.metrics).await {
             Ok(mut reserving) => {
-                reserving.keep_ages_of(&service.writes.catalog());
+                reserving.go_on_from(&service.writes.catalog(), |_| true);
                 return Ok(reserving);
             }
             Err(error) => error,
@@ -281,7 +279,7 @@ async fn take_back(
             .give_up(&reserving.identities(is_new))
             .await
             .map_err(PrepareError::from)?;
-        suspend(service, added).await
+        suspend(service, &written_without(membership, added)).await
     };
     match taken_back.await {
         Ok(()) => {
@@ -314,20 +312,8 @@ async fn enforce(
     suspend(service, &written_without(membership, added)).await?;
     let mut waiting = Vec::new();
     if !added.is_empty() {
-        timeout(PATIENCE, past.ended()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.unobserved_end() {
-            tracing::info!(
-                "waiting until no transaction from before can be open any more, nor a write of unknown outcome"
-            );
-            sleep_until(end).await;
-        }
-        // A transaction may be open for longer, but then it isn't committed any more. A commit that was forwarded
-        // before has its answer.
-        let past = service.writes.refuse_older_transactions();
-        timeout(PATIENCE, past.ended()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.in_doubt_end() {
-            sleep_until(end).await;
-        }
+        let ended = service.writes.await_past(past, PATIENCE).await;
+        ended.map_err(|_| ReloadError::Busy)?;
         let is_new = |constraint: &Constraint| added.iter().any(|one| one.has_name_of(constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         // If clients have made constraints meanwhile, the first write to each collection waits for them.

@@ -258,7 +258,7 @@ impl SlotGroup<'_, '_> {
         self.answer(slots, outcomes, |key, reserved| match reserved {
             Reserved::Written => Event::Reserved(key),
             Reserved::Taken => Event::Taken(key),
-            Reserved::Unsure => Event::Failed(key),
+            Reserved::Unsure | Reserved::Gone => Event::Failed(key),
             Reserved::Busy => Event::Busy(key),
         })
     }

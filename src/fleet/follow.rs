@@ -10,7 +10,7 @@ use bson::oid::ObjectId;
 use tokio::time::Instant;
 
 use super::builds::Builds;
-use super::{Membership, RegisterEntry};
+use super::{Membership, RegisterEntry, replaced};
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
@@ -104,6 +104,10 @@ async fn poll(
     let builds = Builds::of(&kept.clients, membership.id(), &entries);
     builds.begin(service, &kept.constraints).await?;
     let standings = prepare::standings(client, &kept.constraints).await?;
+    replaced::note_gone(service, &kept.constraints, &standings);
+    if replaced::renew_gone(service, membership, kept, readiness).await? {
+        return Ok(());
+    }
     note_own(service, membership, kept, &entries, &standings).await?;
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
@@ -130,7 +134,7 @@ async fn poll(
     }
     if !to_do.is_empty() {
         let mut reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-        reserving.keep_ages_of(&service.writes.catalog());
+        reserving.go_on_from(&service.writes.catalog(), |_| true);
         let backfilled = builds.backfill(service, membership, &to_do, &reserving).await?;
         waiting.extend(backfilled.waiting);
         findings.note_waiting(&waiting);

@@ -358,6 +358,26 @@ impl Membership {
         Ok(entries)
     }
 
+    /// Waits until nothing takes effect any more that other Keywards have sent to these collections by now. Returns whether there are
+    /// such Keywards.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the register can't be read.
+    pub async fn await_others(&self, namespaces: &[&Namespace]) -> Result<bool, StoreError> {
+        let mut entries = self.register.current().await?;
+        let own = self.id();
+        entries.retain(|entry| entry.id != own && namespaces.iter().any(|namespace| entry.may_write_to(namespace)));
+        let Some(longest) = entries.iter().map(|entry| entry.terms.aftermath).max() else {
+            return Ok(false);
+        };
+        tracing::warn!(
+            "waiting for {} until no write of another Keyward can be under way that has reservations in a dropped collection",
+            humantime::format_duration(longest)
+        );
+        tokio::time::sleep(longest).await;
+        Ok(true)
+    }
+
     /// Renews the entry. If the entry was removed, or restored to an earlier state, this Keyward is registered anew.
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (own, sent) = (self.own.load_full(), Instant::now());

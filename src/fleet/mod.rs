@@ -17,6 +17,7 @@ mod guard;
 mod membership;
 mod permit;
 mod register;
+mod replaced;
 mod terms;
 mod watch;
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use bson::{Bson, Document, doc, oid::ObjectId};
+use bson::{Bson, Document, Uuid, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
@@ -18,7 +18,7 @@ use super::removal::REMOVAL_FIELD;
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::Namespace;
-use crate::proxy_collection::{READ_MAX, StoreError, answered};
+use crate::proxy_collection::{READ_MAX, StoreError, answered, uuid_of};
 
 /// The state of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub(super) struct Registered {
     pub identity: ObjectId,
     /// Every document is reserved, and every Keyward that may write reserves.
     pub is_enforced: bool,
+    /// Its reservations were complete in another proxy collection, which was dropped or replaced.
+    pub is_replaced: bool,
 }
 
 /// The state of a constraint, as its document shows it.
@@ -62,6 +64,8 @@ pub struct Standing {
     pub is_claimed: bool,
     /// Whether it was enforced once, if it isn't now.
     pub was_enforced: bool,
+    /// The uuid of the collection in which its reservations were complete last.
+    pub proxy: Option<Uuid>,
 }
 
 /// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
@@ -96,7 +100,7 @@ impl Definitions {
     pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
         let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
         let found = found.projection(doc! {
-            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, "identity": 1, "isClaimed": is_claimed(),
+            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, PROXY_FIELD.as_str(): 1, "identity": 1, "isClaimed": is_claimed(),
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
@@ -106,6 +110,7 @@ impl Definitions {
                 identity: document.get_object_id("identity").ok()?,
                 is_claimed: document.get_bool("isClaimed").unwrap_or(false),
                 was_enforced: document.contains_key(WAS_ENFORCED),
+                proxy: document.get(PROXY_FIELD.as_str()).and_then(uuid_of),
             };
             Some((name, standing))
         };
@@ -138,7 +143,8 @@ impl Definitions {
         let state = state(constraint, &found)?;
         let identity = found.get_object_id("identity");
         let identity = identity.map_err(|_| StoreError::Unexpected("the identity of a constraint"))?;
-        let was_complete = proxy.is_some() && found.get(PROXY_FIELD.as_str()) == proxy;
+        let complete_in = found.get(PROXY_FIELD.as_str());
+        let was_complete = proxy.is_some() && complete_in == proxy;
         if state == ConstraintState::Enforced && !was_complete {
             tracing::warn!(
                 namespace = %constraint.namespace(), constraint = constraint.name(),
@@ -154,7 +160,11 @@ impl Definitions {
             let note = doc! { "$set": { WAS_ENFORCED: true } };
             answered(self.collection.update_one(same, note).into_future()).await?;
         }
-        Ok(Registered { identity, is_enforced })
+        Ok(Registered {
+            identity,
+            is_enforced,
+            is_replaced: complete_in.is_some() && !was_complete,
+        })
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another

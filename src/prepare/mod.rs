@@ -84,6 +84,9 @@ pub async fn prepare(
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
+    if let Some(membership) = membership {
+        reserving.await_writes_by_replaced(client, membership).await?;
+    }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
     let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && !is_deferred(constraint);
@@ -110,7 +113,7 @@ pub async fn make(
     metrics: &Metrics,
 ) -> Result<ReservingConstraints, PrepareError> {
     let (deployment, mut collections) = read_all(client, constraints, lease, metrics).await?;
-    let (mut unready, mut identities) = (Vec::new(), Vec::new());
+    let (mut unready, mut replaced, mut identities) = (Vec::new(), Vec::new(), Vec::new());
     for (index, (protected, uuid)) in collections.iter_mut().enumerate() {
         // A collection that is still to be created may yet be sharded.
         if uuid.is_some() {
@@ -133,22 +136,26 @@ pub async fn make(
             definitions.agree_on_strategy(constraint, strategy).await?;
             deployment.create(client, constraint).await?;
             match proxy_collection.uuid {
-                Some(uuid) => proxy.note_uuid(Some(uuid)),
+                Some(uuid) => proxy.note_uuid(Some(&uuid)),
                 None => {
                     proxy.note_made();
                     let made = Existing::read(client, &constraint.proxy_collection()).await?;
-                    proxy.note_uuid(made.uuid);
+                    proxy.note_uuid(made.uuid.as_ref());
                 }
             }
             identities.push((constraint.clone(), registered.identity));
             if !registered.is_enforced {
                 unready.push((index, position));
             }
+            if registered.is_replaced {
+                replaced.push(constraint.clone());
+            }
         }
     }
     Ok(ReservingConstraints {
         collections,
         unready,
+        replaced,
         identities,
     })
 }

@@ -13,7 +13,7 @@ use super::definition::{ConstraintState, Definitions, definition_id};
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
-use super::{Collection, PrepareError};
+use super::{Collection, PrepareError, standings, suspend};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
@@ -57,6 +57,8 @@ pub struct ReservingConstraints {
     pub(super) collections: Vec<Collection>,
     /// The constraints that aren't enforced: index of the collection, and of the constraint in it.
     pub(super) unready: Vec<(usize, usize)>,
+    /// The constraints whose proxy collection isn't the one in which their reservations were complete.
+    pub(super) replaced: Vec<Arc<Constraint>>,
     /// The identity of each constraint in the register of Keywards.
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
@@ -72,16 +74,47 @@ impl ReservingConstraints {
         )
     }
 
-    /// Goes on with what this process knows of the ages of reservations by the catalog `before`.
-    pub fn keep_ages_of(&mut self, before: &Catalog) {
+    /// Goes on from the catalog `before` with those of its constraints that `are_meant`: what this process knows of the ages of reservations, and
+    /// which collections have them.
+    pub fn go_on_from(&mut self, before: &Catalog, are_meant: impl Fn(&Constraint) -> bool) {
         for (protected, _) in &mut self.collections {
             let Some(before) = before.on(&protected.namespace) else {
                 continue;
             };
-            for proxy in &mut protected.constraints {
-                before.constraints.iter().for_each(|before| proxy.keep_ages_of(before));
+            for proxy in protected
+                .constraints
+                .iter_mut()
+                .filter(|proxy| are_meant(&proxy.constraint))
+            {
+                before.constraints.iter().for_each(|before| proxy.go_on_from(before));
             }
         }
+    }
+
+    /// The constraints that aren't enforced.
+    pub fn unready(&self) -> Vec<Arc<Constraint>> {
+        let unready = self.unready.iter();
+        let unready = unready.map(|(index, position)| &self.collections[*index].0.constraints[*position].constraint);
+        unready.cloned().collect()
+    }
+
+    /// If a proxy collection was dropped or replaced: waits until no write takes effect any more that another Keyward has reserved in
+    /// the former one. A backfill that begins after this finds it. Such a Keyward can reserve nothing more.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if the cluster doesn't answer.
+    pub async fn await_writes_by_replaced(&self, client: &Client, membership: &Membership) -> Result<(), PrepareError> {
+        let namespaces: Vec<&Namespace> = self.replaced.iter().map(|constraint| constraint.namespace()).collect();
+        if !membership.await_others(&namespaces).await? {
+            return Ok(());
+        }
+        // A backfill that began before now may have passed such a write.
+        for (constraint, standing) in self.replaced.iter().zip(standings(client, &self.replaced).await?) {
+            if standing.is_none_or(|standing| standing.state != ConstraintState::Enforced) {
+                suspend(client, constraint).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The identities, in the register of Keywards, of those constraints that `are_meant`.

@@ -8,6 +8,7 @@ mod conflict_predictor;
 mod decided;
 mod deleting;
 mod documents;
+mod expected;
 mod filter;
 mod find;
 mod fitting;
@@ -32,7 +33,7 @@ mod writing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{Bson, RawDocumentBuf, rawdoc};
+use bson::{Bson, RawDocumentBuf, Uuid, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -49,6 +50,8 @@ use crate::upstream::WIRE_VERSION_MIN;
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
+use expected::ExpectedCollection;
+pub use expected::uuid_of;
 pub use filter::key_filter;
 use filter::{seen_filter, seen_filters, token_filter, version_filter};
 use find::Finder;
@@ -160,8 +163,7 @@ pub struct ProxyCollection {
     lease: Duration,
     /// Tracks how long reservations have existed.
     watch: Arc<LeaseWatch>,
-    /// Its uuid when the constraint was prepared; `None` if that isn't known.
-    uuid: Option<Bson>,
+    expected: ExpectedCollection,
     /// How long to wait for the answer to a command.
     limit: Duration,
     finder: Finder,
@@ -190,7 +192,9 @@ impl ProxyCollection {
         let sessions = Sessions::new(client);
         let finder = Finder::new(sessions.clone(), &database, limit);
         let watch = LeaseWatch::start(finder.clone(), namespace.collection.clone(), lease);
-        let reserving = Reserving::new(sessions, database.clone(), namespace.collection.clone(), limit);
+        let expected = ExpectedCollection::default();
+        let place = (database.clone(), namespace.collection.clone());
+        let reserving = Reserving::new(sessions, place, expected.clone(), limit);
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
@@ -210,7 +214,7 @@ impl ProxyCollection {
             protected: database.collection(&constraint.namespace().collection),
             reservations,
             watch: Arc::new(watch),
-            uuid: None,
+            expected,
             lease,
             limit,
             finder,
@@ -316,19 +320,31 @@ impl ProxyCollection {
         self.watch.begin_anew();
     }
 
-    /// Notes the uuid that the proxy collection has.
-    pub fn note_uuid(&mut self, uuid: Option<Bson>) {
-        self.uuid = uuid;
+    /// Notes the uuid that the proxy collection has. Reservations are written to no other from now on.
+    pub fn note_uuid(&mut self, uuid: Option<&Bson>) {
+        self.expected.note(uuid);
     }
 
-    /// Goes on with what `before` knows of the ages of reservations, if both are of the same collection in the cluster. A change of the
-    /// constraints makes new values of this type. Without this, abandoned keys would wait for a whole lease after each change.
-    pub fn keep_ages_of(&mut self, before: &ProxyCollection) {
-        let is_same = self.uuid.is_some()
-            && self.uuid == before.uuid
-            && self.constraint.proxy_collection() == before.constraint.proxy_collection();
-        if is_same {
+    /// Goes on from `before`, whose constraint has its reservations in the same place. A change of the constraints makes new values of
+    /// this type. So this one knows the ages of reservations, and abandoned keys needn't wait for a whole lease again. And it writes reservations
+    /// only to the collection that `before` wrote them to: another one lacks them.
+    pub fn go_on_from(&mut self, before: &ProxyCollection) {
+        if self.constraint.proxy_collection() == before.constraint.proxy_collection()
+            && self.expected.go_on_from(&before.expected)
+        {
             self.watch = before.watch.clone();
+        }
+    }
+
+    /// Whether the collection with the reservations was dropped or replaced past Keyward. Nothing is reserved then.
+    pub fn is_gone(&self) -> bool {
+        self.expected.is_gone()
+    }
+
+    /// Notes that the reservations are complete in the collection with this uuid.
+    pub fn note_complete_in(&self, uuid: Uuid) {
+        if !self.expected.may_be(uuid) {
+            self.expected.note_gone();
         }
     }
 

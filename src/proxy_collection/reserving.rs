@@ -7,21 +7,22 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::spec::ElementType;
-use bson::{Document, RawDocument, RawDocumentBuf};
+use bson::spec::{BinarySubtype, ElementType};
+use bson::{Document, RawDocument, RawDocumentBuf, Uuid};
 use futures_util::future::FutureExt;
 use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
 use super::StoreError;
+use super::expected::ExpectedCollection;
 use super::fitting::Fitting;
 use super::queue::BatchWork;
 use super::sessions::Sessions;
 use super::time_out::within;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 use crate::raw::Builder;
-use crate::server::code::DUPLICATE_KEY;
-use crate::server::driver::{error_code, is_time_up, says_time_up, write_concern_error, write_errors};
+use crate::server::code::{COLLECTION_UUID_MISMATCH, DUPLICATE_KEY};
+use crate::server::driver::{code_of, error_code, is_time_up, says_time_up, write_concern_error, write_errors};
 
 /// How long Keyward remembers that an open transaction holds up a key, since it last met that.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -37,6 +38,8 @@ pub enum Reserved {
     Unsure,
     /// An open transaction has written under its `_id`.
     Busy,
+    /// It isn't written, because the proxy collection was dropped or replaced.
+    Gone,
 }
 
 /// The limits of one command: reservations and their bytes. The server takes 100,000 and 48 MB.
@@ -56,6 +59,7 @@ pub struct Reserving {
     collection: String,
     /// How long to wait for the answer to a command.
     limit: Duration,
+    expected: ExpectedCollection,
     /// Keys that an open transaction held up, and when Keyward met that.
     busy: Arc<Mutex<HashMap<Vec<u8>, Instant>>>,
 }
@@ -88,12 +92,19 @@ impl BatchWork for Reserving {
 }
 
 impl Reserving {
-    pub fn new(sessions: Sessions, database: Database, collection: String, limit: Duration) -> Reserving {
+    /// Writes them to the `expected` collection of this name, and waits for an answer for `limit`.
+    pub fn new(
+        sessions: Sessions,
+        (database, collection): (Database, String),
+        expected: ExpectedCollection,
+        limit: Duration,
+    ) -> Reserving {
         Reserving {
             sessions,
             database,
             collection,
             limit,
+            expected,
             busy: Arc::default(),
         }
     }
@@ -161,8 +172,11 @@ impl Reserving {
         let mut outcomes = Vec::with_capacity(reservations.len());
         for part in COMMAND_MAX.parts(reservations, |reservation| reservation.as_bytes().len()) {
             let count = part.len();
-            let command = self.command(part, max_ms);
-            let reply = within(self.limit, self.sessions.run(&self.database, command)).await;
+            let name = self.expected.name();
+            let mut reply = self.run_command(self.command(part, name.as_deref(), max_ms)).await;
+            if name.is_some() && self.expected.note_reply(&reply) {
+                reply = self.run_command(self.command(part, None, max_ms)).await;
+            }
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
                 .and_then(|reply| outcomes_of(&reply, count).ok_or(Reserved::Unsure));
@@ -171,8 +185,12 @@ impl Reserving {
         outcomes
     }
 
-    /// The command that inserts them, which may take `max_ms`.
-    fn command(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> RawDocumentBuf {
+    async fn run_command(&self, command: RawDocumentBuf) -> Result<Document, StoreError> {
+        within(self.limit, self.sessions.run(&self.database, command)).await
+    }
+
+    /// The command that inserts them into the collection with this uuid, which may take `max_ms`.
+    fn command(&self, reservations: &[&RawDocumentBuf], uuid: Option<&Uuid>, max_ms: Option<i32>) -> RawDocumentBuf {
         let mut command = Builder::new();
         command
             .string("insert", self.collection.as_bytes())
@@ -184,6 +202,9 @@ impl Reserving {
             .open(ElementType::EmbeddedDocument, b"writeConcern")
             .string("w", b"majority")
             .close();
+        if let Some(uuid) = uuid {
+            command.binary(b"collectionUUID", BinarySubtype::Uuid, &uuid.bytes());
+        }
         if let Some(max_ms) = max_ms {
             command.int32("maxTimeMS", max_ms);
         }
@@ -201,10 +222,12 @@ fn key(reservation: &RawDocument) -> &[u8] {
 
 /// The outcome of each reservation if its command failed as a whole.
 fn unanswered(error: &StoreError, count: usize) -> Reserved {
-    if let StoreError::Driver(error) = error
-        && is_time_up(error)
-    {
-        return Reserved::Busy;
+    if let StoreError::Driver(error) = error {
+        match code_of(error) {
+            _ if is_time_up(error) => return Reserved::Busy,
+            Some(COLLECTION_UUID_MISMATCH) => return Reserved::Gone,
+            _ => {}
+        }
     }
     tracing::warn!(%error, count, "reservations were not answered for");
     Reserved::Unsure
@@ -231,6 +254,7 @@ fn outcomes_of(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
         let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
         *outcomes.get_mut(index)? = match error_code(error)? {
             DUPLICATE_KEY => Reserved::Taken,
+            COLLECTION_UUID_MISMATCH => Reserved::Gone,
             _ if says_time_up(error) => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");

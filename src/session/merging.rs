@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::End;
 use super::judgement::Judged;
-use super::registration::Registered;
+use super::registration::Registration;
 use super::request_context::RequestContext;
 use super::serve::MessageHandler;
 use crate::classify::{CommandRefusal, TargetKind, Verdict};
@@ -110,9 +110,9 @@ impl MessageHandler<'_> {
             let mut judged = Judged::of(request, context, self.service, &self.catalog);
             let undeclared = std::mem::take(&mut judged.undeclared);
             match self.register(&undeclared, judged.asks_to_write, &context).await? {
-                Registered::Yes => {}
-                Registered::JudgeAnew => continue,
-                Registered::Refused(refusal) => return Ok(refusal.body(&Times::default())),
+                Registration::Known => {}
+                Registration::JudgeAnew => continue,
+                Registration::Refused(refusal) => return Ok(refusal.body(&Times::default())),
             }
             let write = match &judged.verdict {
                 Ok(Verdict::Refuse(refusal)) => return Ok(self.refuse(refusal)),

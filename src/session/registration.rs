@@ -13,9 +13,9 @@ use crate::reply::WriteRefusal;
 use crate::wire::Message;
 
 /// Whether a command may go on.
-pub(super) enum Registered {
+pub(super) enum Registration {
     /// The other Keywards can know of its writes, and it reserves for all constraints of clients there.
-    Yes,
+    Known,
     /// This Keyward has applied constraints of clients meanwhile: it judges the command anew.
     JudgeAnew,
     /// Nothing may be written there.
@@ -49,14 +49,14 @@ impl MessageHandler<'_> {
         undeclared: &[Namespace],
         asks_to_write: bool,
         context: &RequestContext,
-    ) -> Result<Registered, End> {
+    ) -> Result<Registration, End> {
         let service = self.service;
         let Some(membership) = &service.membership else {
-            return Ok(Registered::Yes);
+            return Ok(Registration::Known);
         };
         let refused = |reason: String| {
             let label = context.label();
-            Ok(Registered::Refused(WriteRefusal::Unregistered { reason, label }))
+            Ok(Registration::Refused(WriteRefusal::Unregistered { reason, label }))
         };
         if !undeclared.is_empty() {
             let follows = indexes::follows_all(undeclared, &self.catalog, service);
@@ -66,7 +66,7 @@ impl MessageHandler<'_> {
                 Ok(true) => {}
                 Ok(false) => {
                     return match self.await_list(undeclared).await? {
-                        Ok(()) => Ok(Registered::JudgeAnew),
+                        Ok(()) => Ok(Registration::JudgeAnew),
                         Err(error) => refused(error.to_string()),
                     };
                 }
@@ -74,7 +74,7 @@ impl MessageHandler<'_> {
             }
         }
         match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
-            true => Ok(Registered::Yes),
+            true => Ok(Registration::Known),
             false => refused("its entry couldn't be renewed".to_owned()),
         }
     }

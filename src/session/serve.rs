@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::judgement::Judged;
 use super::refusals::RefusalLog;
-use super::registration::Registered;
+use super::registration::Registration;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
@@ -229,9 +229,9 @@ impl MessageHandler<'_> {
         let undeclared = std::mem::take(&mut judged.undeclared);
         if self.may_client_write(&judged, &undeclared).await? {
             match self.register(&undeclared, judged.asks_to_write, &context).await? {
-                Registered::Yes => {}
-                Registered::JudgeAnew => return Ok(Action::JudgeAnew),
-                Registered::Refused(refusal) => {
+                Registration::Known => {}
+                Registration::JudgeAnew => return Ok(Action::JudgeAnew),
+                Registration::Refused(refusal) => {
                     commands.turned_away.inc();
                     return reply_to.answer(&refusal.body(&Times::default()));
                 }

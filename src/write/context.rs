@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpochs};
 use super::insert::transactional::Groups;
@@ -112,9 +113,31 @@ impl Context {
     /// From now on, refuses the commit of clients' transactions that began before the last change of the catalog. They can't be
     /// waited for: a server setting limits how long a transaction may be open, and a prepared transaction stays open until all
     /// of its shards answer. A commit that Keyward has forwarded is in progress until the returned epochs are over.
-    pub fn refuse_older_transactions(&self) -> PastEpochs {
+    fn refuse_older_transactions(&self) -> PastEpochs {
         self.transactions.refuse_older();
         self.epochs.begin()
+    }
+
+    /// Waits until nothing takes effect any more that the catalogs before decided. Commands under way may each take `patience` to end.
+    ///
+    /// # Errors
+    /// [`Elapsed`] if they take longer.
+    pub async fn await_past(&self, past: PastEpochs, patience: Duration) -> Result<(), Elapsed> {
+        timeout(patience, past.ended()).await?;
+        if let Some(end) = self.unobserved_end() {
+            tracing::info!(
+                "waiting until no transaction from before can be open any more, nor a write of unknown outcome"
+            );
+            sleep_until(end).await;
+        }
+        // A transaction may be open for longer, but then it isn't committed any more. A commit that was forwarded
+        // before has its answer.
+        let past = self.refuse_older_transactions();
+        timeout(patience, past.ended()).await?;
+        if let Some(end) = self.in_doubt_end() {
+            sleep_until(end).await;
+        }
+        Ok(())
     }
 
     /// Decides commands by `catalog` from now on.

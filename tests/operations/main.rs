@@ -19,6 +19,7 @@ mod named_clients;
 mod operated;
 mod packaging;
 mod plain_words;
+mod reservations_dropped;
 mod run;
 mod sharded;
 mod srv;

@@ -1,0 +1,125 @@
+//! The reservations of a constraint are dropped past a running Keyward: no duplicate gets in, and it makes them anew by itself.
+
+use bson::{Document, doc};
+use testbed::{Cluster, ReplicaSet};
+use testkit::relay::Relay;
+use testkit::wire::{Connection, is_ok};
+use testkit::{Keyward, shard_on_two};
+
+const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "10")];
+
+fn settings(uri: &str, database: &str, strategy: &str) -> String {
+    format!(
+        "upstream: {uri}\nlease: 5s\nconstraints:\n  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: {strategy} }}\n"
+    )
+}
+
+fn shard_users(cluster: &Cluster, database: &str) {
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+}
+
+fn user(id: i32, region: &str, email: &str) -> Document {
+    doc! { "_id": id, "region": region, "email": email }
+}
+
+/// Tries to give the e-mail of a document that is there to another one, until Keyward knows again that it is taken.
+fn assert_refused_until_known(keyward: &Keyward, database: &str, email: &str) {
+    let connection = std::cell::RefCell::new(Connection::open(&keyward.address));
+    keyward.until("the reservations made anew", || {
+        let insert = doc! { "insert": "users", "documents": [user(100, "z", email)] };
+        let reply = connection.borrow_mut().run(database, &insert);
+        assert_ne!(reply.get_i32("n").ok(), Some(1), "a duplicate got in: {reply}");
+        reply.to_string().contains("11000")
+    });
+}
+
+fn drop_reservations(run: impl Fn(&str, Document) -> Document, database: &str) {
+    let dropped = run(database, doc! { "drop": "keyward.users.email_1" });
+    assert!(is_ok(&dropped), "{dropped}");
+}
+
+fn assert_made_anew(database: &str, strategy: &str) {
+    let cluster = Cluster::shared();
+    shard_users(cluster, database);
+    let keyward = Keyward::of(&settings(&cluster.uri(), database, strategy)).leaving();
+    keyward.insert(database, user(1, "a", "x")).unwrap();
+    keyward.insert(database, user(2, "z", "y")).unwrap();
+    drop_reservations(|database, command| cluster.run(database, command).unwrap(), database);
+    assert_refused_until_known(&keyward, database, "x");
+    assert_eq!(keyward.insert(database, user(3, "a", "y")), Err(11_000));
+    keyward.insert(database, user(4, "z", "new")).unwrap();
+    assert!(
+        keyward
+            .log()
+            .contains("proxy collections were dropped or replaced past Keyward"),
+        "{}",
+        keyward.log()
+    );
+    keyward.until("ready", || keyward.get("/readyz").lines().last() == Some("ready"));
+    let reservations = doc! { "count": "keyward.users.email_1" };
+    assert_eq!(cluster.run(database, reservations).unwrap().get_i32("n").ok(), Some(3));
+}
+
+#[test]
+fn of_compensating_constraints() {
+    assert_made_anew("reservations_dropped", "compensating");
+}
+
+#[test]
+fn of_strict_constraints() {
+    assert_made_anew("reservations_dropped_strict", "transaction");
+}
+
+/// The other Keyward has reserved a key in the collection that is dropped, and writes its document only then.
+#[test]
+fn with_a_write_of_another_keyward_under_way() {
+    const DATABASE: &str = "reservations_dropped_amid";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let relay = Relay::start(cluster.router_address());
+    let settings = |uri: &str| settings(uri, DATABASE, "compensating");
+    let quick = Keyward::of_in(&settings(&cluster.uri()), &HASTE).leaving();
+    let slow = Keyward::of_in(&settings(&relay.uri()), &HASTE).leaving();
+    for (keyward, id) in [(&quick, 1), (&slow, 2)] {
+        keyward.insert(DATABASE, user(id, "a", &format!("{id}"))).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let held = relay.hold(b"\x02insert\0\x06\0\0\0users\0");
+        let written = scope.spawn(|| slow.insert(DATABASE, user(3, "a", "late")));
+        held.wait();
+        drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+        // It notices the drop by this.
+        assert!(quick.insert(DATABASE, user(4, "z", "1")).is_err());
+        quick.until("it waits for the other one", || {
+            quick.log().contains("waiting for 9s 500ms")
+        });
+        drop(held);
+        assert_eq!(written.join().unwrap(), Ok(()));
+    });
+    assert_refused_until_known(&quick, DATABASE, "late");
+    // It has reserved nothing since, and needs no duplicate to notice that the other one has made the reservations anew.
+    assert_refused_until_known(&slow, DATABASE, "1");
+    slow.until("a key is reserved", || {
+        slow.insert(DATABASE, user(5, "a", "free")).is_ok()
+    });
+    assert_eq!(quick.insert(DATABASE, user(6, "z", "free")), Err(11_000));
+}
+
+/// A cluster that was just upgraded to 6.0 has the feature compatibility version 5.0 for a while: its servers take no uuid.
+#[test]
+fn a_server_that_takes_no_uuid_is_served() {
+    const DATABASE: &str = "reservations_unnamed";
+    let set = ReplicaSet::alone().unwrap();
+    let keyward = Keyward::of(&settings(&set.uri(), DATABASE, "compensating")).leaving();
+    keyward.insert(DATABASE, user(1, "a", "x")).unwrap();
+    let version = |version: &str| {
+        let command = doc! { "setFeatureCompatibilityVersion": version };
+        assert!(is_ok(&set.run("admin", command).unwrap()));
+    };
+    version("5.0");
+    let written = keyward.insert(DATABASE, user(2, "a", "y"));
+    let refused = keyward.insert(DATABASE, user(3, "a", "y"));
+    version("6.0");
+    assert_eq!((written, refused), (Ok(()), Err(11_000)));
+}

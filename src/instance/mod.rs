@@ -274,7 +274,7 @@ impl Instance {
         let (service, membership) = (&self.service, &self.membership);
         self.clients.note_applying(list.version);
         let replaced = tokio::select! {
-            replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted) => replaced,
+            replaced = replace_clients_constraints(service, membership, &self.readiness, &mut self.config, wanted) => replaced,
             never = fleet::end_doubts(service, membership) => match never {},
         };
         match replaced {
@@ -342,6 +342,22 @@ impl Instance {
         drop(self.pages);
         drain.until().saturating_duration_since(tokio::time::Instant::now())
     }
+}
+
+/// Makes `wanted` hold in place of the constraints of `config`; returns the names of the constraints added and removed. First it ends
+/// those that clients have dropped. New ones may have to wait for transactions, and a first write where one was dropped doesn't wait for long.
+async fn replace_clients_constraints(
+    service: &Service,
+    membership: &Membership,
+    readiness: &Readiness,
+    config: &mut Config,
+    wanted: Vec<Arc<Constraint>>,
+) -> Result<(Vec<String>, Vec<String>), ReloadError> {
+    let mut left = config.constraints.clone();
+    left.retain(|before| wanted.iter().any(|one| one.has_name_of(before)));
+    let (_, removed) = reload::replace_constraints(service, membership, readiness, config, left).await?;
+    let (added, _) = reload::replace_constraints(service, membership, readiness, config, wanted).await?;
+    Ok((added, removed))
 }
 
 /// Opens the admin pages.

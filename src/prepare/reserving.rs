@@ -74,8 +74,8 @@ impl ReservingConstraints {
         )
     }
 
-    /// Goes on from the catalog `before` with those of its constraints that `are_meant`: what this process knows of the ages of reservations, and
-    /// which collections have them.
+    /// Goes on from the catalog `before` with those of its constraints that `are_meant`: with the ages of reservations that this process knows, and
+    /// the collections that have them.
     pub fn go_on_from(&mut self, before: &Catalog, are_meant: impl Fn(&Constraint) -> bool) {
         for (protected, _) in &mut self.collections {
             let Some(before) = before.on(&protected.namespace) else {

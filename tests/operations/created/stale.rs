@@ -36,30 +36,51 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
     assert!(reply.to_string().contains("11000"), "{reply}");
 }
 
+/// Two Keywards, and a client's constraint that both apply.
+fn two_with_unique_email(database: &str) -> (Keyward, Keyward) {
+    shard_users_of(&QUIET, database);
+    let orders = format!("{database}.orders");
+    shard_on_two(&QUIET, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let quick = start_at(&QUIET);
+    must(&reply(&quick, database, &create([unique_email()])));
+    (quick, start_at(&QUIET))
+}
+
+/// Drops that constraint, and makes one on another collection, before `late` can read the list. Then its first write to the former
+/// collection must go on.
+fn assert_first_write_goes_on(late: &Keyward, quick: &Keyward, database: &str) {
+    let reply = sent_to_frozen(late, database, &user(1, "a", "x"), || {
+        let drop = doc! { "dropIndexes": "users", "index": "email_1" };
+        must(&reply(quick, database, &drop));
+        let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true };
+        let create = doc! { "createIndexes": "orders", "indexes": [number] };
+        must(&reply(quick, database, &create));
+    });
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+}
+
 /// The Keyward applies the list first. For that it waits for the end of what the constraints before decided, but not for this write.
 #[test]
 fn a_first_write_does_not_hold_up_the_list_that_it_waits_for() {
     const DATABASE: &str = "created_elsewhere";
-    shard_users_of(&QUIET, DATABASE);
-    let orders = format!("{DATABASE}.orders");
-    shard_on_two(&QUIET, &orders, doc! { "region": 1 }, doc! { "region": "m" });
-    let quick = start_at(&QUIET);
-    must(&reply(&quick, DATABASE, &create([unique_email()])));
-    let late = start_at(&QUIET);
-    let reply = sent_to_frozen(&late, DATABASE, &user(1, "a", "x"), || {
-        must(&reply(
-            &quick,
-            DATABASE,
-            &doc! { "dropIndexes": "users", "index": "email_1" },
-        ));
-        let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true };
-        must(&reply(
-            &quick,
-            DATABASE,
-            &doc! { "createIndexes": "orders", "indexes": [number] },
-        ));
-    });
-    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    let (quick, late) = two_with_unique_email(DATABASE);
+    assert_first_write_goes_on(&late, &quick, DATABASE);
+}
+
+/// The Keyward ends what was dropped before it waits for transactions, as a new constraint makes it do.
+#[test]
+fn a_first_write_does_not_wait_for_transactions() {
+    const DATABASE: &str = "created_amid_transactions";
+    let (quick, late) = two_with_unique_email(DATABASE);
+    let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
+    let mut connection = Connection::open(&late.address);
+    let mut find = doc! { "find": "orders", "startTransaction": true };
+    find.extend(of_transaction.clone());
+    must(&connection.run(DATABASE, &find));
+    let mut commit = doc! { "commitTransaction": 1 };
+    commit.extend(of_transaction);
+    must(&connection.run("admin", &commit));
+    assert_first_write_goes_on(&late, &quick, DATABASE);
 }
 
 /// It has written nothing there, so nothing of it is without a reservation.

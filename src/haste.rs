@@ -1,4 +1,5 @@
-//! Shortens terms in debug builds, so that tests of long waits take seconds.
+//! Shortens terms in debug builds, so that tests of long waits take seconds. Lengthens one, which is too short for tests on a busy
+//! machine.
 //!
 //! A release build ignores the environment variables.
 
@@ -13,14 +14,26 @@ pub const TRANSACTIONS: &str = "KEYWARD_TRANSACTIONS_HASTE";
 /// Divides the time that a statement may take if the client set no limit.
 pub const STATEMENTS: &str = "KEYWARD_STATEMENTS_HASTE";
 
+/// Multiplies the time that an insert waits for others' transactions before it runs alone.
+pub const GROUPS: &str = "KEYWARD_GROUPS_PATIENCE";
+
 /// Divides `term` by the number in the environment variable `variable`.
 pub fn hastened(term: Duration, variable: &str) -> Duration {
+    term / factor(variable)
+}
+
+/// Multiplies `term` by the number in the environment variable `variable`.
+pub fn lengthened(term: Duration, variable: &str) -> Duration {
+    term * factor(variable)
+}
+
+fn factor(variable: &str) -> u32 {
     if !cfg!(debug_assertions) {
-        return term;
+        return 1;
     }
     let wanted = std::env::var(variable).ok();
-    let haste: u32 = wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(1);
-    term / haste.max(1)
+    let factor: u32 = wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(1);
+    factor.max(1)
 }
 
 #[cfg(test)]
@@ -28,8 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_term_is_whole_where_no_test_asks_for_less() {
+    fn a_term_is_as_it_is_where_no_test_asks_for_another() {
         let minute = Duration::from_secs(60);
+        assert_eq!(lengthened(minute, GROUPS), minute);
         assert_eq!(hastened(minute, REGISTER), minute);
         assert_eq!(hastened(minute, "PATH"), minute);
     }

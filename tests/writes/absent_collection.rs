@@ -15,7 +15,7 @@ const ROUNDS: i32 = 6;
 
 fn keyward(database: &str, strategy: &str) -> Keyward {
     let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: {strategy} }}\n");
-    Keyward::start_with_lease(&Cluster::shared().uri(), "1s", &constraint)
+    Keyward::start_with_lease(&Cluster::shared().uri(), "5s", &constraint)
 }
 
 async fn emails(database: &str) -> Vec<[String; 2]> {

@@ -25,7 +25,7 @@ fn keyward(database: &str, strategy: &str) -> Keyward {
         let constraint = doc! { "collection": &namespace, "key": key, "strategy": strategy };
         format!("  - {constraint}\n")
     });
-    Keyward::start_with_lease(&Cluster::shared().uri(), "1s", &constraints.concat())
+    Keyward::start_with_lease(&Cluster::shared().uri(), "5s", &constraints.concat())
 }
 
 fn user(id: i32, email: &str) -> Document {

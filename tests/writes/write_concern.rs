@@ -104,21 +104,28 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn a_limit_ends_the_wait_for_a_majority() {
     let set = ReplicaSet::start(2).unwrap();
     set.wait_until_whole().unwrap();
-    let keyward = Keyward::start(&set.uri(), "  - { collection: late.users, key: { email: 1 } }\n");
-    let (client, native) = (keyward.client().await, set.client());
-    for (client, database) in [(&client, "late"), (&native, "late_native")] {
+    let start = || Keyward::start(&set.uri(), "  - { collection: late.users, key: { email: 1 } }\n");
+    let native = set.client();
+    for (client, database) in [(&start().client().await, "late"), (&native, "late_native")] {
         run(client, database, users(0..20)).await;
     }
     let primary = set.primary().unwrap().address();
     let secondary = set.addresses().into_iter().find(|address| *address != primary).unwrap();
-    // It goes on to vote.
-    let behind = FailPoint::turn_on(&secondary, "stopReplProducer", "alwaysOn".into(), doc! {}).unwrap();
     let by_concern = doc! { "writeConcern": { "w": "majority", "wtimeout": 100 } };
-    let by_command = doc! { "writeConcern": { "w": "majority" }, "maxTimeMS": 1_000 };
-    for (first, limits, code) in [(0, by_concern, 64), (10, by_command, 50)] {
-        for mut command in commands(first) {
+    let by_command = doc! { "writeConcern": { "w": "majority" }, "maxTimeMS": 3_000 };
+    let some = |first, limits, code| {
+        let commands = commands(first);
+        let some = commands.chunks(4).map(|some| (some.to_vec(), limits, code));
+        some.collect::<Vec<_>>()
+    };
+    for (commands, limits, code) in [some(0, &by_concern, 64), some(10, &by_command, 50)].concat() {
+        // Without a majority none can renew its entry in the register, so each stops writing after 30 s.
+        let keyward = start();
+        let client = keyward.client().await;
+        // It goes on to vote.
+        let _behind = FailPoint::turn_on(&secondary, "stopReplProducer", "alwaysOn".into(), doc! {}).unwrap();
+        for mut command in commands {
             command.extend(limits.clone());
-            // At once, because a Keyward that can't renew its entry in the register stops writing after 30 s.
             let (expected, reply) = tokio::join!(
                 run(&native, "late_native", command.clone()),
                 timeout(PATIENCE, run(&client, "late", command.clone())),
@@ -129,7 +136,6 @@ async fn a_limit_ends_the_wait_for_a_majority() {
             assert_eq!(expected.get_i32("writeConcernError").ok(), Some(code), "{command}");
         }
     }
-    drop(behind);
     // Both have the same documents, and each of them its key.
     let count = |database: &'static str, collection: &'static str| {
         let collection = native.database(database).collection::<Document>(collection);

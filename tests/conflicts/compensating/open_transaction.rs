@@ -51,7 +51,7 @@ async fn its_key_is_waited_for_and_no_other() {
                 let reply = send(address, database, same).unwrap();
                 let elapsed = began.elapsed();
                 assert_eq!(reply.get_i32("code").ok(), Some(50), "{reply}");
-                let limit = Duration::from_secs(4)..Duration::from_secs(10);
+                let limit = Duration::from_secs(4)..Duration::from_secs(30);
                 assert!(limit.contains(&elapsed), "{elapsed:?}");
             });
             scope.spawn(move || {
@@ -64,7 +64,7 @@ async fn its_key_is_waited_for_and_no_other() {
         }
     });
     // The transaction could have lived for a minute.
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     let mut commit = doc! { "commitTransaction": 1 };
     commit.extend(transaction);
     let reply = send(address, "admin", commit).unwrap();
@@ -86,7 +86,7 @@ async fn a_keyward_that_starts_meanwhile_holds_nobody_up() {
     let reply = send(&first.address, database, insert(vec![user(2, "b@x")], true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     // The transaction lives for a minute.
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }
 
 /// A backfill reserves thousands of keys: clients' keys don't wait behind them.
@@ -163,7 +163,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     proxy.reserve(&[(&other, &owner, token(2).into())]).await.unwrap();
     let taken = proxy.take_over(&held, &seen, &owner, token(3)).await.unwrap();
     assert_eq!(taken, TakenOver::Busy);
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     // No delete is left behind that would come now.
     let mut abort = doc! { "abortTransaction": 1 };
     abort.extend(transaction);
@@ -179,7 +179,7 @@ async fn a_look_that_takes_long_ends_with_the_clients_time_limit() {
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     send(&keyward.address, database, insert(vec![user(2, "a@x")], true)).unwrap();
-    let slow = doc! { "_id": 2, "region": "a", "$where": "sleep(4000) || true" };
+    let slow = doc! { "_id": 2, "region": "a", "$where": "sleep(20000) || true" };
     let set = doc! { "$set": { "email": "b@x" } };
     let plain = doc! { "q": slow.clone(), "u": set.clone() };
     let pipeline = doc! { "q": slow, "u": [set] };
@@ -193,7 +193,7 @@ async fn a_look_that_takes_long_ends_with_the_clients_time_limit() {
             .ok()
             .or(write_errors(&reply).first().map(|error| error.1));
         assert_eq!(code, Some(50), "{command}: {reply}");
-        assert!(elapsed < Duration::from_millis(3_500), "{command}: {elapsed:?}");
+        assert!(elapsed < Duration::from_secs(15), "{command}: {elapsed:?}");
     }
     assert_agreement(cluster, database, "email").await;
 }

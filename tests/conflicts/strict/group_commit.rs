@@ -13,8 +13,6 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
-use crate::both::retries::behind;
-use crate::strategy::Strategy;
 use crate::strict::one_replica_set::{assert_agreement, plain, retryable, user};
 use crate::strict::{EMAIL, insert, keyward, users, write_errors};
 use testkit::relay::Relay;
@@ -46,6 +44,17 @@ fn commands() -> Vec<Document> {
         }
     };
     (0..CLIENTS).map(command).collect()
+}
+
+/// A Keyward whose inserts wait long for others' transactions: on a busy machine it takes a while until all of them wait.
+pub fn patient(upstream: &str, lease: &str, constraints: &str) -> Keyward {
+    let patience = [("KEYWARD_GROUPS_PATIENCE", "10")];
+    Keyward::try_start_with(upstream, lease, constraints, &patience).unwrap()
+}
+
+/// The same, strict and behind a relay.
+pub fn patient_behind(forwarder: &Relay, lease: &str, database: &str) -> Keyward {
+    patient(&forwarder.uri(), lease, &EMAIL.replace("DB", database))
 }
 
 /// Each by a client of its own, at the same time.
@@ -117,7 +126,7 @@ async fn documents_of_each_transaction(servers: &[Client], database: &str) -> Ve
 async fn few_transactions_insert_what_many_send() {
     let database = "group_commit";
     let set = ReplicaSet::alone().unwrap();
-    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let keyward = patient(&set.uri(), "10s", &plain(database));
     let client = set.client();
     let before = transactions(&client, "totalCommitted").await;
     let held_up = hold_up_the_first(&set);
@@ -164,7 +173,7 @@ async fn few_transactions_insert_what_many_send() {
 async fn one_that_cannot_be_inserted_stops_nobody_else() {
     let database = "group_commit_errors";
     let set = ReplicaSet::alone().unwrap();
-    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let keyward = patient(&set.uri(), "10s", &plain(database));
     let client = set.client();
     let one = |id: i32, email: &str| insert(vec![user(id, email)], true);
     send(&keyward.address, database, one(-1, "there@x")).unwrap();
@@ -235,7 +244,7 @@ async fn what_became_of_a_group_nobody_knows_each_retry_finds_out() {
         let always = set.fail_point("failCommand", Bson::from("alwaysOn"), data).unwrap();
         let all: Vec<Document> = all.iter().cloned().map(retryable).collect();
         // One that hasn't seen groups come to nothing.
-        let keyward = Keyward::start(&set.uri(), &plain(database));
+        let keyward = patient(&set.uri(), "10s", &plain(database));
         let before = transactions(&client, "totalStarted").await;
         for reply in send_all(&keyward, database, &all) {
             let reply = reply.unwrap();
@@ -312,7 +321,7 @@ async fn documents_of_several_shards_go_in_together() {
     let database = "group_commit_shards";
     let cluster = users(database);
     let forwarder = Relay::start(cluster.router_address());
-    let keyward = behind(Strategy::Strict, &forwarder, database);
+    let keyward = patient_behind(&forwarder, "60s", database);
     let all = on_shards();
     assert_all_inserted(
         &all,
@@ -351,7 +360,7 @@ async fn what_became_of_a_group_on_shards_each_retry_finds_out() {
             let user = users[0].as_document_mut().unwrap();
             user.extend(doc! { "_id": id, "email": format!("{id}@x") });
         }
-        let keyward = keyward(&cluster, database, "60s", &[EMAIL]);
+        let keyward = patient(&cluster.uri(), "60s", &EMAIL.replace("DB", database));
         let always: Vec<FailPoint> = cluster.shards().iter().map(fail).collect();
         let mut in_doubt = 0;
         for (command, reply) in all.iter().zip(send_all(&keyward, database, &all)) {
@@ -383,7 +392,7 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     let database = "group_commit_lost";
     let cluster = users(database);
     let forwarder = Relay::start(cluster.router_address());
-    let keyward = behind(Strategy::Strict, &forwarder, database);
+    let keyward = patient_behind(&forwarder, "60s", database);
     let all = on_shards();
     let lost = forwarder.lose_reply_to(format!("sign {}\0", CLIENTS - 1).into_bytes());
     let replies = send_behind_the_first(cluster, &forwarder, &keyward, database, &all);
@@ -401,8 +410,7 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
 
 /// A Keyward whose reservations are nobody's a second after what they were for was lost.
 pub fn behind_with_a_short_lease(forwarder: &Relay, database: &str) -> Keyward {
-    let uri = format!("mongodb://{}/", forwarder.address);
-    Keyward::start_with_lease(&uri, "1s", &EMAIL.replace("DB", database))
+    patient_behind(forwarder, "1s", database)
 }
 
 /// The leader's transaction, left open, has all of its documents and keys. No driver comes again: others have the keys once the

@@ -10,9 +10,9 @@ use bson::{Document, doc};
 use nix::sys::signal::Signal;
 use testkit::relay::{Fate, Relay};
 
-use crate::both::retries::behind;
-use crate::strategy::Strategy;
-use crate::strict::group_commit::{CLIENTS, LEFT_OPEN_FOR, assert_all_inserted, send_all, send_behind_the_first};
+use crate::strict::group_commit::{
+    CLIENTS, LEFT_OPEN_FOR, assert_all_inserted, patient_behind, send_all, send_behind_the_first,
+};
 use crate::strict::one_replica_set::retryable;
 use crate::strict::{EMAIL, cluster, insert, keyward};
 
@@ -41,7 +41,7 @@ async fn records_on_other_shards_hold_no_retry_up() {
         }
     };
     let forwarder = Relay::judged(cluster.router_address(), judge, |_| Fate::Passed);
-    let mut first = behind(Strategy::Strict, &forwarder, database);
+    let mut first = patient_behind(&forwarder, "60s", database);
     let second = keyward(cluster, database, "60s", &[EMAIL]);
     let user = |id: i32| {
         let email = format!("{id}@x");

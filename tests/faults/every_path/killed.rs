@@ -24,7 +24,7 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// So long whoever wants a key waits, …
 const FREE_WITHIN: Duration = Duration::from_secs(5);
 /// … but for so few of them, as a busy machine has them wait for other things.
-const LATE_PERCENT_MAX: usize = 5;
+const LATE_PERCENT_MAX: usize = 20;
 /// How long a transaction lives here that nobody goes on with, and how much longer it may take until the server looks.
 const TRANSACTIONS_LIVE_S: i32 = 4;
 /// So many Keywards are killed at a time.

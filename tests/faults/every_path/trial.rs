@@ -13,8 +13,8 @@ use testkit::wire::send;
 use testkit::{Keyward, comparable};
 
 /// Nobody waits longer, nor where a transaction is open that nobody goes on with.
-const FREE_AT_LAST_WITHIN: Duration = Duration::from_secs(12);
-const OPEN_TRANSACTION_GONE_WITHIN: Duration = Duration::from_secs(30);
+const FREE_AT_LAST_WITHIN: Duration = Duration::from_secs(30);
+const OPEN_TRANSACTION_GONE_WITHIN: Duration = Duration::from_secs(45);
 
 /// What happens to a write.
 enum Event {

@@ -37,7 +37,7 @@ fn a_rolling_restart_fails_no_operation() {
     let ports = [Port::lease().unwrap(), Port::lease().unwrap()];
     let settings = |port: &Port| {
         format!(
-            "listen: {}\nupstream: {}\ndrain: 20s\nconstraints:\n  - {{ collection: rolling.users, key: {{ email: 1 }} }}\n",
+            "listen: {}\nupstream: {}\ndrain: 50s\nconstraints:\n  - {{ collection: rolling.users, key: {{ email: 1 }} }}\n",
             port.address(),
             set.uri()
         )

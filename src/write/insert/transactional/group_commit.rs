@@ -7,13 +7,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use crate::claims::Candidate;
+use crate::haste::{self, lengthened};
 use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
@@ -236,7 +237,8 @@ impl InsertGroup {
     }
 
     fn patience(&self) -> Duration {
-        (2 * self.last_duration).clamp(PATIENCE, PATIENCE_MAX)
+        static LEAST: LazyLock<Duration> = LazyLock::new(|| lengthened(PATIENCE, haste::GROUPS).min(PATIENCE_MAX));
+        (2 * self.last_duration).clamp(*LEAST, PATIENCE_MAX)
     }
 
     /// The first waiting insert, and as many later ones as fit.

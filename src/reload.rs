@@ -246,7 +246,7 @@ async fn made(
         let all = [wanted, &removed].concat();
         let error = match prepare::make(service.upstream.client(), &all, current.lease, &service.metrics).await {
             Ok(mut reserving) => {
-                reserving.go_on_from(&service.writes.catalog(), |_| true);
+                reserving.go_on_from(&service.writes.catalog());
                 return Ok(reserving);
             }
             Err(error) => error,

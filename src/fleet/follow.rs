@@ -105,10 +105,11 @@ async fn poll(
     builds.begin(service, &kept.constraints).await?;
     let standings = prepare::standings(client, &kept.constraints).await?;
     replaced::note_gone(service, &kept.constraints, &standings);
+    // It ends a doubt, without which nothing may be written anywhere, and lists the constraints.
+    note_own(service, membership, kept, &entries, &standings).await?;
     if replaced::renew_gone(service, membership, kept, readiness).await? {
         return Ok(());
     }
-    note_own(service, membership, kept, &entries, &standings).await?;
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
     findings.violated.retain(|_, at| at.elapsed() < lately);
@@ -134,7 +135,10 @@ async fn poll(
     }
     if !to_do.is_empty() {
         let mut reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-        reserving.go_on_from(&service.writes.catalog(), |_| true);
+        if !reserving.go_on_from(&service.writes.catalog()) {
+            // Their reservations come first, at the next poll.
+            return Ok(());
+        }
         let backfilled = builds.backfill(service, membership, &to_do, &reserving).await?;
         waiting.extend(backfilled.waiting);
         findings.note_waiting(&waiting);

@@ -1,13 +1,13 @@
 //! Holds this Keyward's own entry in the register: whether it may write, and where.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
-use bson::{Document, doc};
+use bson::{Document, Uuid, doc};
 use mongodb::Client;
 use tokio::sync::Notify;
 
@@ -58,6 +58,8 @@ pub struct Membership {
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because it doesn't renew them.
     orphans: Mutex<Vec<ObjectId>>,
+    /// The proxy collections for which it has waited until no other Keyward writes by their predecessors.
+    awaited: Mutex<HashSet<Uuid>>,
 }
 
 impl Membership {
@@ -91,6 +93,7 @@ impl Membership {
             in_doubt: Notify::new(),
             watch: Mutex::default(),
             orphans: Mutex::default(),
+            awaited: Mutex::default(),
         };
         let sent = Instant::now();
         let entry = membership.entry.lock().await;
@@ -358,24 +361,32 @@ impl Membership {
         Ok(entries)
     }
 
-    /// Waits until nothing takes effect any more that other Keywards have sent to these collections by now. Returns whether there are
-    /// such Keywards.
+    /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`, with reservations in proxy collections
+    /// that these, with the `uuids`, replace. Returns whether it did: it does so once for each of them.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.
-    pub async fn await_others(&self, namespaces: &[&Namespace]) -> Result<bool, StoreError> {
+    pub async fn await_others(&self, namespaces: &[&Namespace], uuids: &[Uuid]) -> Result<bool, StoreError> {
+        if uuids.iter().all(|uuid| self.awaited().contains(uuid)) {
+            return Ok(false);
+        }
         let mut entries = self.register.current().await?;
         let own = self.id();
         entries.retain(|entry| entry.id != own && namespaces.iter().any(|namespace| entry.may_write_to(namespace)));
-        let Some(longest) = entries.iter().map(|entry| entry.terms.aftermath).max() else {
-            return Ok(false);
-        };
-        tracing::warn!(
-            "waiting for {} until no write of another Keyward can be under way that has reservations in a dropped collection",
-            humantime::format_duration(longest)
-        );
-        tokio::time::sleep(longest).await;
+        let longest = entries.iter().map(|entry| entry.terms.aftermath).max();
+        if let Some(longest) = longest {
+            tracing::warn!(
+                "waiting for {} until no write of another Keyward can be under way that has reservations in a dropped collection",
+                humantime::format_duration(longest)
+            );
+            tokio::time::sleep(longest).await;
+        }
+        self.awaited().extend(uuids);
         Ok(true)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Renews the entry. If the entry was removed, or restored to an earlier state, this Keyward is registered anew.

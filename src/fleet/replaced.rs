@@ -8,14 +8,11 @@ use std::time::Duration;
 
 use super::{Kept, Membership};
 use crate::constraint::Constraint;
-use crate::metrics::{constraint_label, constraint_labels};
+use crate::metrics::constraint_label;
 use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing};
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::readiness::Readiness;
 use crate::session::Service;
-
-/// How long commands that reserved in the former collection may take to end.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Notes which proxy collections aren't the ones any more that this Keyward writes to, as the `standings` of `constraints` show.
 /// Another Keyward has made their reservations anew.
@@ -40,7 +37,7 @@ pub(super) fn note_gone(service: &Service, constraints: &[Arc<Constraint>], stan
 
 /// Makes the reservations anew of the constraints whose proxy collections are gone. Returns whether there are any.
 ///
-/// - Cancel: at any time; the next call begins again.
+/// - Cancel: at any time; the next call goes on.
 /// # Errors
 /// [`PrepareError`] if the cluster doesn't do as it is asked: then these constraints reserve nothing still.
 pub(super) async fn renew_gone(
@@ -49,40 +46,34 @@ pub(super) async fn renew_gone(
     kept: &Kept,
     readiness: &Readiness,
 ) -> Result<bool, PrepareError> {
-    let catalog = Arc::clone(&service.writes.catalog());
-    let proxies = catalog.all().flat_map(|protected| &protected.constraints);
-    let gone: Vec<Arc<Constraint>> = proxies
-        .filter(|proxy| proxy.is_gone())
-        .map(|proxy| proxy.constraint.clone())
-        .collect();
+    let gone = gone(service);
     if gone.is_empty() {
         return Ok(false);
     }
-    tracing::error!(
-        constraints = constraint_labels(&gone).join(", "),
-        "proxy collections were dropped or replaced past Keyward: writes that need a reservation there are refused until all documents \
-         have theirs again"
-    );
-    for constraint in &gone {
-        service.note_enforced(constraint, false);
-        let note = "its proxy collection was dropped or replaced: keys are reserved anew";
-        readiness.note(&constraint_label(constraint), note.to_owned());
-    }
-    let is_gone = |constraint: &Constraint| gone.iter().any(|one| one.has_name_of(constraint));
+    report(&gone, service, readiness);
     let client = service.upstream.client();
-    let mut reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
-    reserving.go_on_from(&catalog, |constraint| !is_gone(constraint));
+    let is_gone = |constraint: &Constraint| gone.iter().any(|one| one.constraint.has_name_of(constraint));
+    // All of a collection, because they have one strategy.
+    let mut wanted = kept.constraints.clone();
+    wanted.retain(|constraint| {
+        gone.iter()
+            .any(|one| one.constraint.namespace() == constraint.namespace())
+    });
+    let reserving = prepare::make(client, &wanted, kept.lease, &service.metrics).await?;
+    // Commands that began before the constraint's record said so may have reserved in the former collection.
+    let past = service.writes.begin_epoch();
+    let ended = service.writes.await_past(past, Duration::MAX).await;
+    ended.map_err(|_| StoreError::TimedOut(Duration::MAX))?;
     let mut unready = reserving.unready();
     unready.retain(|constraint| is_gone(constraint));
-    if !unready.is_empty() {
-        let past = service.writes.replace(catalog);
-        let ended = service.writes.await_past(past, PATIENCE).await;
-        ended.map_err(|_| StoreError::TimedOut(PATIENCE))?;
-        reserving.await_writes_by_replaced(client, membership).await?;
-        let is_meant = |constraint: &Constraint| unready.iter().any(|one| one.has_name_of(constraint));
+    reserving.await_writes_of_others(client, membership, &unready).await?;
+    for constraint in &unready {
+        let is_it = |one: &Constraint| one.has_name_of(constraint);
         let never = |_: &Constraint| false;
+        // Whether or not the other Keywards reserve for it, nothing may be reserved here before all documents are. The next poll makes it
+        // enforced.
         let backfilled = reserving
-            .backfill_documents(client, Some(membership), (is_meant, never, never), IfClaimed::Wait)
+            .backfill_documents(client, None, (is_it, never, never), IfClaimed::Leave)
             .await;
         match backfilled {
             // All other documents have their reservations. The next poll reports these.
@@ -90,10 +81,35 @@ pub(super) async fn renew_gone(
             Err(error) => return Err(error),
         }
     }
-    drop(service.writes.replace(Arc::new(reserving.catalog())));
-    tracing::info!(
-        constraints = constraint_labels(&gone).join(", "),
-        "writes that need a reservation there go on"
-    );
+    service.writes.change(|catalog| reserving.in_place_of(catalog, is_gone));
+    tracing::info!(constraints = names(&gone), "writes that need a reservation there go on");
     Ok(true)
+}
+
+/// The proxy collections that are known to be gone.
+fn gone(service: &Service) -> Vec<ProxyCollection> {
+    let catalog = service.writes.catalog();
+    let proxies = catalog.all().flat_map(|protected| &protected.constraints);
+    proxies.filter(|proxy| proxy.is_gone()).cloned().collect()
+}
+
+fn names(gone: &[ProxyCollection]) -> String {
+    let labels: Vec<String> = gone.iter().map(|proxy| constraint_label(&proxy.constraint)).collect();
+    labels.join(", ")
+}
+
+/// Shows that nothing is reserved there, and logs it once.
+fn report(gone: &[ProxyCollection], service: &Service, readiness: &Readiness) {
+    for proxy in gone {
+        service.note_enforced(&proxy.constraint, false);
+        let note = "its proxy collection was dropped or replaced: keys are reserved anew";
+        readiness.note(&constraint_label(&proxy.constraint), note.to_owned());
+    }
+    if gone.iter().filter(|proxy| proxy.report_gone()).count() > 0 {
+        tracing::error!(
+            constraints = names(gone),
+            "proxy collections were dropped or replaced past Keyward: writes that need a reservation there are refused until all \
+             documents have theirs again"
+        );
+    }
 }

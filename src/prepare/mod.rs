@@ -85,7 +85,8 @@ pub async fn prepare(
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     if let Some(membership) = membership {
-        reserving.await_writes_by_replaced(client, membership).await?;
+        let replaced = &reserving.replaced;
+        reserving.await_writes_of_others(client, membership, replaced).await?;
     }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));

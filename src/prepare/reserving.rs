@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{Bson, oid::ObjectId};
+use bson::{Bson, Uuid, oid::ObjectId};
 use mongodb::Client;
 
 use super::backfill;
@@ -74,21 +74,20 @@ impl ReservingConstraints {
         )
     }
 
-    /// Goes on from the catalog `before` with those of its constraints that `are_meant`: with the ages of reservations that this process knows, and
-    /// the collections that have them.
-    pub fn go_on_from(&mut self, before: &Catalog, are_meant: impl Fn(&Constraint) -> bool) {
+    /// Goes on from the catalog `before`: with the ages of reservations that this process knows, and the collections that have them. Returns
+    /// whether these collections are there, as far as is known.
+    pub fn go_on_from(&mut self, before: &Catalog) -> bool {
+        let mut are_there = true;
         for (protected, _) in &mut self.collections {
             let Some(before) = before.on(&protected.namespace) else {
                 continue;
             };
-            for proxy in protected
-                .constraints
-                .iter_mut()
-                .filter(|proxy| are_meant(&proxy.constraint))
-            {
+            for proxy in &mut protected.constraints {
                 before.constraints.iter().for_each(|before| proxy.go_on_from(before));
+                are_there &= !proxy.is_gone();
             }
         }
+        are_there
     }
 
     /// The constraints that aren't enforced.
@@ -98,23 +97,59 @@ impl ReservingConstraints {
         unready.cloned().collect()
     }
 
-    /// If a proxy collection was dropped or replaced: waits until no write takes effect any more that another Keyward has reserved in
-    /// the former one. A backfill that begins after this finds it. Such a Keyward can reserve nothing more.
+    /// Waits until no write takes effect any more that another Keyward has reserved in the former proxy collection of one of these
+    /// `constraints`. A backfill that begins after this finds it. Such a Keyward can reserve nothing more. The second time that a process
+    /// waits for the same collection, it is over.
     ///
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't answer.
-    pub async fn await_writes_by_replaced(&self, client: &Client, membership: &Membership) -> Result<(), PrepareError> {
-        let namespaces: Vec<&Namespace> = self.replaced.iter().map(|constraint| constraint.namespace()).collect();
-        if !membership.await_others(&namespaces).await? {
+    pub async fn await_writes_of_others(
+        &self,
+        client: &Client,
+        membership: &Membership,
+        constraints: &[Arc<Constraint>],
+    ) -> Result<(), PrepareError> {
+        let proxies = self
+            .collections
+            .iter()
+            .flat_map(|(protected, _)| &protected.constraints);
+        let meant = proxies.filter(|proxy| constraints.iter().any(|one| one.has_name_of(&proxy.constraint)));
+        let (namespaces, uuids): (Vec<&Namespace>, Vec<Uuid>) = meant
+            .filter_map(|proxy| Some((proxy.constraint.namespace(), proxy.uuid()?)))
+            .unzip();
+        if !membership.await_others(&namespaces, &uuids).await? {
             return Ok(());
         }
         // A backfill that began before now may have passed such a write.
-        for (constraint, standing) in self.replaced.iter().zip(standings(client, &self.replaced).await?) {
+        for (constraint, standing) in constraints.iter().zip(standings(client, constraints).await?) {
             if standing.is_none_or(|standing| standing.state != ConstraintState::Enforced) {
                 suspend(client, constraint).await?;
             }
         }
         Ok(())
+    }
+
+    /// The catalog with the proxy collections of those constraints that `are_meant` as they are here.
+    pub fn in_place_of(&self, catalog: &Catalog, are_meant: impl Fn(&Constraint) -> bool) -> Catalog {
+        let here = || {
+            self.collections
+                .iter()
+                .flat_map(|(protected, _)| &protected.constraints)
+        };
+        let changed = catalog.all().map(|protected| {
+            let mut changed = Protected::clone(protected);
+            for proxy in changed
+                .constraints
+                .iter_mut()
+                .filter(|proxy| are_meant(&proxy.constraint))
+            {
+                if let Some(anew) = here().find(|one| one.constraint.has_name_of(&proxy.constraint)) {
+                    *proxy = anew.clone();
+                }
+            }
+            changed
+        });
+        Catalog::new(changed.collect())
     }
 
     /// The identities, in the register of Keywards, of those constraints that `are_meant`.

@@ -33,6 +33,7 @@ mod writing;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::spec::BinarySubtype;
 use bson::{Bson, RawDocumentBuf, Uuid, rawdoc};
 use mongodb::{
     Client, Collection, Database,
@@ -42,16 +43,18 @@ use tokio::time::timeout;
 
 use crate::constraint::{Constraint, ConstraintName, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
+use crate::raw::Builder;
 use crate::reply::Times;
 use crate::reservation::Token;
 use crate::server::driver;
+use crate::server::reply::StatementError;
 use crate::traces::{ProxyRequest, asking};
 use crate::upstream::WIRE_VERSION_MIN;
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
-use expected::ExpectedCollection;
-pub use expected::uuid_of;
+use expected::{ExpectedCollection, UUID_FIELD};
+pub use expected::{Refused, uuid_of};
 pub use filter::key_filter;
 use filter::{seen_filter, seen_filters, token_filter, version_filter};
 use find::Finder;
@@ -336,7 +339,34 @@ impl ProxyCollection {
         }
     }
 
-    /// Whether the collection with the reservations was dropped or replaced past Keyward. Nothing is reserved then.
+    /// Makes a command that inserts reservations in a transaction name the collection that it is meant for.
+    pub fn append_uuid(&self, insert: &mut Builder) {
+        if let Some(uuid) = self.expected.name() {
+            insert.binary(UUID_FIELD.as_bytes(), BinarySubtype::Uuid, &uuid.bytes());
+        }
+    }
+
+    /// Notes whether the server has refused such a command for the name, by the errors in its reply.
+    pub fn note_refused(&self, errors: &[StatementError<'_>]) -> Refused {
+        let said = |error: &StatementError<'_>| {
+            let message = error.body.get("errmsg").ok().flatten();
+            let message = message.and_then(|message| message.as_str().map(str::to_owned));
+            (error.code, message.unwrap_or_default())
+        };
+        self.expected.note_errors(errors.iter().map(said))
+    }
+
+    /// The uuid of the collection that reservations are written to, if it is known.
+    pub fn uuid(&self) -> Option<Uuid> {
+        self.expected.uuid()
+    }
+
+    /// Whether it is to be reported that the collection is gone: it hasn't been yet.
+    pub fn report_gone(&self) -> bool {
+        self.expected.report()
+    }
+
+    /// Whether the collection with the reservations was dropped or replaced past Keyward. Nothing is reserved or taken over then.
     pub fn is_gone(&self) -> bool {
         self.expected.is_gone()
     }
@@ -394,6 +424,9 @@ impl ProxyCollection {
         owner: &Owner,
         version: impl Into<ReservationVersion>,
     ) -> Result<TakenOver, StoreError> {
+        if self.is_gone() {
+            return Err(StoreError::Unsure);
+        }
         let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, version) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],

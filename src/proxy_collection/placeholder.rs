@@ -77,6 +77,9 @@ impl ProxyCollection {
         seen: &Reservation,
         anew: Option<RawDocumentBuf>,
     ) -> Result<TakenOver, StoreError> {
+        if self.is_gone() {
+            return Err(StoreError::Unsure);
+        }
         within(self.limit, self.try_to_settle(key, seen, &anew)).await
     }
 

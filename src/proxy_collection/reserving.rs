@@ -14,7 +14,7 @@ use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
 use super::StoreError;
-use super::expected::ExpectedCollection;
+use super::expected::{ExpectedCollection, Refused, UUID_FIELD};
 use super::fitting::Fitting;
 use super::queue::BatchWork;
 use super::sessions::Sessions;
@@ -174,7 +174,7 @@ impl Reserving {
             let count = part.len();
             let name = self.expected.name();
             let mut reply = self.run_command(self.command(part, name.as_deref(), max_ms)).await;
-            if name.is_some() && self.expected.note_reply(&reply) {
+            if name.is_some() && self.expected.note_reply(&reply) == Refused::Unnameable {
                 reply = self.run_command(self.command(part, None, max_ms)).await;
             }
             let outcomes_of_command = reply
@@ -203,7 +203,7 @@ impl Reserving {
             .string("w", b"majority")
             .close();
         if let Some(uuid) = uuid {
-            command.binary(b"collectionUUID", BinarySubtype::Uuid, &uuid.bytes());
+            command.binary(UUID_FIELD.as_bytes(), BinarySubtype::Uuid, &uuid.bytes());
         }
         if let Some(max_ms) = max_ms {
             command.int32("maxTimeMS", max_ms);

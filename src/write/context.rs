@@ -140,12 +140,23 @@ impl Context {
         Ok(())
     }
 
+    /// Ends the epoch of the present catalog for new commands, which it goes on to decide.
+    pub fn begin_epoch(&self) -> PastEpochs {
+        self.transactions.note_change();
+        self.epochs.begin()
+    }
+
+    /// Decides commands by the changed catalog from now on.
+    pub fn change(&self, change: impl Fn(&Catalog) -> Catalog) {
+        self.catalog.rcu(|catalog| change(catalog));
+        drop(self.begin_epoch());
+    }
+
     /// Decides commands by `catalog` from now on.
     pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpochs {
         // The catalog comes first: a connection that holds the new epoch has decided no command by the old catalog.
         self.catalog.store(catalog);
-        self.transactions.note_change();
-        self.epochs.begin()
+        self.begin_epoch()
     }
 }
 

@@ -25,11 +25,34 @@ fn user(id: i32, region: &str, email: &str) -> Document {
 
 /// Tries to give the e-mail of a document that is there to another one, until Keyward knows again that it is taken.
 fn assert_refused_until_known(keyward: &Keyward, database: &str, email: &str) {
+    let insert = doc! { "insert": "users", "documents": [user(100, "z", email)] };
+    assert_statement_refused_until_known(keyward, database, &insert);
+}
+
+fn assert_statement_refused_until_known(keyward: &Keyward, database: &str, statement: &Document) {
     let connection = std::cell::RefCell::new(Connection::open(&keyward.address));
     keyward.until("the reservations made anew", || {
-        let insert = doc! { "insert": "users", "documents": [user(100, "z", email)] };
-        let reply = connection.borrow_mut().run(database, &insert);
+        let reply = connection.borrow_mut().run(database, statement);
         assert_ne!(reply.get_i32("n").ok(), Some(1), "a duplicate got in: {reply}");
+        reply.to_string().contains("11000")
+    });
+}
+
+/// The same for a statement in a transaction of the client's, which is committed if it can be.
+fn assert_transaction_refused_until_known(keyward: &Keyward, database: &str, statement: &Document) {
+    let connection = std::cell::RefCell::new(Connection::open(&keyward.address));
+    keyward.until("the reservations made anew", || {
+        let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
+        let mut first = statement.clone();
+        first.insert("startTransaction", true);
+        first.extend(of_transaction.clone());
+        let reply = connection.borrow_mut().run(database, &first);
+        if reply.get_i32("n").ok() == Some(1) {
+            let mut commit = doc! { "commitTransaction": 1 };
+            commit.extend(of_transaction);
+            let committed = connection.borrow_mut().run("admin", &commit);
+            assert!(!is_ok(&committed), "a duplicate got in: {reply} {committed}");
+        }
         reply.to_string().contains("11000")
     });
 }
@@ -69,6 +92,40 @@ fn of_compensating_constraints() {
 #[test]
 fn of_strict_constraints() {
     assert_made_anew("reservations_dropped_strict", "transaction");
+}
+
+/// Their reservations are inserted in the same transaction as the documents.
+#[test]
+fn of_writes_in_transactions() {
+    const DATABASE: &str = "reservations_dropped_transactions";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let settings = settings(&cluster.uri(), DATABASE, "compensating");
+    let keyward = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "20")]).leaving();
+    for (id, email) in [(1, "x"), (2, "y")] {
+        keyward.insert(DATABASE, user(id, "a", email)).unwrap();
+    }
+    let drop = || drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+    drop();
+    let by_pipeline = doc! { "q": { "_id": 2, "region": "a" }, "u": [{ "$set": { "email": "x" } }] };
+    let update = doc! { "update": "users", "updates": [by_pipeline] };
+    assert_statement_refused_until_known(&keyward, DATABASE, &update);
+    drop();
+    let insert = doc! { "insert": "users", "documents": [user(3, "z", "x")] };
+    assert_transaction_refused_until_known(&keyward, DATABASE, &insert);
+    keyward.insert(DATABASE, user(4, "z", "new")).unwrap();
+}
+
+/// A strict insert inserts reservations and document in one transaction there.
+#[test]
+fn on_a_replica_set() {
+    const DATABASE: &str = "reservations_dropped_unsharded";
+    let set = ReplicaSet::shared();
+    let keyward = Keyward::of(&settings(&set.uri(), DATABASE, "transaction")).leaving();
+    keyward.insert(DATABASE, user(1, "a", "x")).unwrap();
+    drop_reservations(|database, command| set.run(database, command).unwrap(), DATABASE);
+    assert_refused_until_known(&keyward, DATABASE, "x");
+    keyward.insert(DATABASE, user(2, "z", "new")).unwrap();
 }
 
 /// The other Keyward has reserved a key in the collection that is dropped, and writes its document only then.

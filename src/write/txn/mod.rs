@@ -145,6 +145,16 @@ impl ErrorReply {
 }
 
 impl Transaction {
+    /// Whether it is Keyward's own, and not the client's.
+    pub fn is_own(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Whether its commands may have fields of the stable API only.
+    pub fn is_api_strict(&self) -> Result<bool, Malformed> {
+        Doc::new(&self.fields)?.is_set("apiStrict")
+    }
+
     /// A transaction of Keyward's own on `upstream`, for the client's command `body`. It ends any earlier transaction of the
     /// connection. The server ends its commands at the `deadline`.
     pub fn own(

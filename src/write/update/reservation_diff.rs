@@ -14,7 +14,7 @@ use super::result::{ReservationConflict, StatementResult};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::Key;
-use crate::proxy_collection::{Fitting, Owner, ProxyCollection, key_filter};
+use crate::proxy_collection::{Fitting, Owner, ProxyCollection, Refused, key_filter};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::server::code::DUPLICATE_KEY;
@@ -118,6 +118,19 @@ impl ReservationDiff {
             let mut first = 0;
             for reservations in COMMAND_MAX.parts(&reservations, Vec::len) {
                 let reply = run_part(proxy, ("insert", "documents"), reservations, transaction, upstream).await?;
+                let refused = proxy.note_refused(&write_errors(Doc::new(&reply)?)?);
+                if refused != Refused::No {
+                    transaction.abort(upstream).await?;
+                    return Err(Failure::ErrorReply(
+                        match refused == Refused::Gone && transaction.is_own() {
+                            // Not tried again here: the reservations are made anew only once this statement has ended.
+                            true => ErrorReply {
+                                body: protected.unsure(constraint, false).body(&protected.times()),
+                            },
+                            false => ErrorReply::transient(),
+                        },
+                    ));
+                }
                 if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
                     let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
                     return Ok(Some(ReservationConflict {
@@ -160,6 +173,9 @@ async fn run_part(
     let collection = proxy.constraint.proxy_collection();
     let mut body = Builder::new();
     body.string(command, collection.collection.as_bytes());
+    if command == "insert" && !transaction.is_api_strict()? {
+        proxy.append_uuid(&mut body);
+    }
     let sequence = OutSequence::of(list, documents.iter().map(Vec::as_slice));
     transaction
         .run(upstream, &collection.database, body, Some(sequence))

@@ -46,7 +46,9 @@ pub(super) async fn renew_gone(
     kept: &Kept,
     readiness: &Readiness,
 ) -> Result<bool, PrepareError> {
-    let gone = gone(service);
+    let mut gone = gone(service);
+    // A refused configuration may have left others, which reserve without need.
+    gone.retain(|proxy| kept.constraints.iter().any(|one| one.has_name_of(&proxy.constraint)));
     if gone.is_empty() {
         return Ok(false);
     }

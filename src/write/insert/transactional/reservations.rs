@@ -69,12 +69,8 @@ pub fn are_later(outside: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed
     Ok(true)
 }
 
-/// Commands that write the reservations of all candidates. They name their collections, unless the client wants the stable API only.
-pub fn inserts<'s>(
-    protected: &'s Protected,
-    candidates: &[&Candidate<'_>],
-    is_api_strict: bool,
-) -> Vec<PipelinedCommand<'s>> {
+/// Commands that write the reservations of all candidates, each to the collection that it names.
+pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
     let insert = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
@@ -84,9 +80,7 @@ pub fn inserts<'s>(
             reservation.into_bytes()
         });
         command.documents("documents", reservations);
-        if !is_api_strict {
-            proxy.append_uuid(&mut command);
-        }
+        proxy.append_uuid(&mut command);
         command
     };
     steps(protected, candidates, insert)

@@ -362,7 +362,7 @@ impl Membership {
     }
 
     /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`, with reservations in proxy collections
-    /// that these, with the `uuids`, replace. Returns whether there are such Keywards. It waits once for each collection.
+    /// that these, with the `uuids`, replace. Returns whether it did: it does so once for each of them.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.
@@ -382,7 +382,7 @@ impl Membership {
             tokio::time::sleep(longest).await;
         }
         self.awaited().extend(uuids);
-        Ok(longest.is_some())
+        Ok(true)
     }
 
     fn awaited(&self) -> MutexGuard<'_, HashSet<Uuid>> {

@@ -1,7 +1,7 @@
 //! Notices that a proxy collection was dropped or replaced past Keyward. Each insert of reservations names the uuid of the collection that
 //! it is meant for, and the server refuses it for any other: it would find no key taken there.
 //!
-//! A transaction of a client with `apiStrict`, or of Keyward's for its statement, is an exception: the field isn't part of the stable API.
+//! A client's transaction with `apiStrict` is an exception, because the field isn't part of the stable API.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,15 +38,15 @@ impl ExpectedCollection {
         self.0.uuid.store(uuid.and_then(uuid_of).map(Arc::new));
     }
 
-    /// Expects what `before` expects, whose constraint this one goes on with. Returns whether it is the same collection. If it is another
-    /// one, both are known to be gone.
+    /// Expects what `before` expects, whose constraint this one goes on with. Returns whether it is the same collection; if not, both
+    /// are known to be gone.
     pub(super) fn go_on_from(&self, before: &ExpectedCollection) -> bool {
         let (here, there) = (self.0.uuid.load_full(), before.0.uuid.load_full());
         if there.is_none() {
             return false;
         }
         let is_same = here == there;
-        if !is_same && here.is_some() {
+        if !is_same {
             before.note_gone();
         }
         self.0.is_gone.store(before.is_gone(), Ordering::Release);

@@ -150,11 +150,6 @@ impl Transaction {
         self.session.is_some()
     }
 
-    /// Whether it is Keyward's own, for a retryable command.
-    pub fn is_retryable(&self) -> bool {
-        self.is_retryable
-    }
-
     /// Whether its commands may have fields of the stable API only.
     pub fn is_api_strict(&self) -> Result<bool, Malformed> {
         Doc::new(&self.fields)?.is_set("apiStrict")

@@ -125,9 +125,7 @@ impl ReservationDiff {
                         match refused == Refused::Gone && transaction.is_own() {
                             // Not tried again here: the reservations are made anew only once this statement has ended.
                             true => ErrorReply {
-                                body: protected
-                                    .unsure(constraint, transaction.is_retryable())
-                                    .body(&protected.times()),
+                                body: protected.unsure(constraint, false).body(&protected.times()),
                             },
                             false => ErrorReply::transient(),
                         },

@@ -47,10 +47,6 @@ impl Transactional {
         op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
     ) -> Result<Option<SentDocuments>, ForwardError> {
-        // Such a transaction can't name the proxy collections that it is meant for. Keyward's own inserts of reservations do.
-        if op.command.body.is_set("apiStrict")? {
-            return Ok(None);
-        }
         let mut progress = InsertProgress::new(candidates.len());
         match self.try_in_group(op, candidates, ReservationMode::Written).await? {
             TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),

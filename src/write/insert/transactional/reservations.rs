@@ -69,8 +69,12 @@ pub fn are_later(outside: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed
     Ok(true)
 }
 
-/// Commands that write the reservations of all candidates, each to the collection that it names.
-pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
+/// Commands that write the reservations of all candidates. They name their collections, unless the client wants the stable API only.
+pub fn inserts<'s>(
+    protected: &'s Protected,
+    candidates: &[&Candidate<'_>],
+    is_api_strict: bool,
+) -> Vec<PipelinedCommand<'s>> {
     let insert = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
@@ -80,7 +84,9 @@ pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> V
             reservation.into_bytes()
         });
         command.documents("documents", reservations);
-        proxy.append_uuid(&mut command);
+        if !is_api_strict {
+            proxy.append_uuid(&mut command);
+        }
         command
     };
     steps(protected, candidates, insert)

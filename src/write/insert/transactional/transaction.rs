@@ -236,7 +236,9 @@ impl Transactional {
         let these = &load.candidates;
         let are_checked_outside = are_checked_outside(op, reservations);
         let of_reservations = match reservations {
-            ReservationMode::Written => reservations::inserts(op.protected, these),
+            ReservationMode::Written => {
+                reservations::inserts(op.protected, these, op.command.body.is_set("apiStrict")?)
+            }
             ReservationMode::Checked if are_checked_outside => Vec::new(),
             ReservationMode::Checked => reservations::checks(op.protected, these),
         };

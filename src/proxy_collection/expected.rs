@@ -1,7 +1,7 @@
 //! Notices that a proxy collection was dropped or replaced past Keyward. Each insert of reservations names the uuid of the collection that
 //! it is meant for, and the server refuses it for any other: it would find no key taken there.
 //!
-//! A client's transaction with `apiStrict` is an exception, because the field isn't part of the stable API.
+//! A transaction of a client with `apiStrict`, or of Keyward's for its statement, is an exception: the field isn't part of the stable API.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

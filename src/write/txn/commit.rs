@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::{ErrorReply, Failure, Transaction};
 use crate::command::running::{append_fields, asks_beyond_majority};
-use crate::raw::{Builder, Doc};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::code::TRANSACTION_TOO_OLD;
+use crate::server::code::{NO_SUCH_TRANSACTION, TRANSACTION_TOO_OLD};
 use crate::server::reply;
 use crate::upstream::Connection;
 use crate::write::back_off::BackOff;
@@ -33,7 +33,9 @@ impl Transaction {
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
-            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
+            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
+                return Err(Failure::InDoubt(unconfirmed(refused)?));
+            }
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
@@ -126,5 +128,15 @@ impl Transaction {
             upstream.leave_session();
         }
         last
+    }
+}
+
+/// The error of a commit that has failed in an unknown way. If the server no longer has the transaction and can't confirm this
+/// with a majority, it adds the reason as a `writeConcernError`. That reason is the error: a client knows nothing of a
+/// transaction of Keyward's own.
+fn unconfirmed(refused: ErrorReply) -> Result<ErrorReply, Malformed> {
+    match reply::write_concern_error(Doc::new(&refused.body)?)? {
+        Some(reason) if refused.code() == Some(NO_SUCH_TRANSACTION) => ErrorReply::of_part(reason),
+        _ => Ok(refused),
     }
 }

@@ -2,8 +2,11 @@
 //! and if it stays so, neither the reservations are given back nor is the write done once more. Servers don't label such a
 //! reply; only drivers do.
 
+use std::time::{Duration, Instant};
+
 use bson::{Bson, Document, doc};
 use testbed::ReplicaSet;
+use testbed::fail_point::FailPoint;
 
 use crate::strict::one_replica_set::{assert_agreement, plain, retryable, user};
 use crate::strict::{insert, write_errors};
@@ -11,6 +14,7 @@ use testkit::Keyward;
 use testkit::wire::send;
 
 const INTERRUPTED: i32 = 11602;
+const MAX_TIME_MS_EXPIRED: i32 = 50;
 
 /// The server says this to commits: instead of committing, or though it has.
 fn said() -> [Document; 2] {
@@ -163,4 +167,52 @@ fn a_deposed_primary_is_not_asked_again_for_a_statement_in_a_transaction() {
         let first = labels.and_then(|labels| labels.first()).and_then(Bson::as_str);
         assert_eq!(first, label, "{reply}");
     }
+}
+
+/// The server has aborted the transaction before the commit comes, and can't confirm so with a majority in time. The client sees
+/// that its time is over, and not that a transaction is gone of which it knows nothing.
+#[test]
+fn at_the_limit_the_client_hears_of_the_limit() {
+    let database = "commit_at_the_limit";
+    let set = ReplicaSet::start(2).unwrap();
+    set.wait_until_whole().unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database)).leaving();
+    let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
+    run(&insert(vec![user(0, "@x")], true));
+    let primary = set.primary().unwrap().address();
+    let secondary = set.addresses().into_iter().find(|address| *address != primary).unwrap();
+    let [_, mut update] = writes(1);
+    update.insert("maxTimeMS", 3_000);
+    let _behind = FailPoint::turn_on(&secondary, "stopReplProducer", "alwaysOn".into(), doc! {}).unwrap();
+    let blocked = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 1_000 };
+    let _blocked = set.fail_point("failCommand", doc! { "times": 1 }, blocked).unwrap();
+    let reply = std::thread::scope(|scope| {
+        let updated = scope.spawn(|| run(&update));
+        abort_the_transaction_that_commits(&set);
+        updated.join().unwrap()
+    });
+    assert_eq!(reply.get_i32("code").ok(), Some(MAX_TIME_MS_EXPIRED), "{reply}");
+    assert_eq!(reply.get_str("codeName").ok(), Some("MaxTimeMSExpired"), "{reply}");
+    assert_eq!(times(&keyward, database), [(0, 0)]);
+}
+
+/// Waits for a commit to come.
+fn abort_the_transaction_that_commits(set: &ReplicaSet) {
+    let commits = doc! { "aggregate": 1, "cursor": {}, "pipeline": [
+        { "$currentOp": { "allUsers": true } }, { "$match": { "command.commitTransaction": 1 } },
+    ] };
+    let until = Instant::now() + Duration::from_secs(30);
+    let commit = loop {
+        let found = set.run("admin", commits.clone()).unwrap();
+        let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        if let Some(commit) = found.first() {
+            break commit.as_document().unwrap().get_document("command").unwrap().clone();
+        }
+        assert!(Instant::now() < until, "no commit has come");
+    };
+    let abort = doc! {
+        "abortTransaction": 1, "lsid": commit.get_document("lsid").unwrap(), "txnNumber": commit.get_i64("txnNumber").unwrap(),
+        "autocommit": false, "writeConcern": { "w": 1 },
+    };
+    set.run("admin", abort).unwrap();
 }

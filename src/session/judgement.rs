@@ -36,7 +36,7 @@ impl<'m> Judged<'m> {
     /// Judges `request` by the constraints of `catalog`.
     pub(super) fn of(
         request: Request<'m>,
-        context: RequestContext,
+        mut context: RequestContext,
         service: &Service,
         catalog: &Catalog,
     ) -> Judged<'m> {
@@ -54,6 +54,7 @@ impl<'m> Judged<'m> {
             _ => None,
         };
         let asks_to_write = guard.is_asked();
+        context.may_write &= asks_to_write || context.commits();
         let undeclared = match verdict {
             // A refused command writes nowhere, so the other Keywards need not know of the collections that it names.
             Ok(Verdict::Refuse(_)) => Vec::new(),

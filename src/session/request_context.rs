@@ -20,7 +20,7 @@ pub struct RequestContext {
     is_of_cursor: bool,
     /// Its reply may leave a cursor open.
     pub may_leave_cursor: bool,
-    /// It might write.
+    /// It might write documents, as far as its name shows. A change of the constraints waits for its end.
     pub may_write: bool,
     /// Its reply may say that the client is authenticated now.
     pub authenticates: bool,
@@ -72,7 +72,8 @@ impl RequestContext {
                 request_context.may_write = false;
                 request_context.is_of_cursor = true;
             }
-            b"count" | b"distinct" | b"ping" | b"endSessions" => request_context.may_write = false,
+            // Building an index may take hours, and changes no document.
+            b"count" | b"distinct" | b"ping" | b"endSessions" | b"createIndexes" => request_context.may_write = false,
             b"hello" | b"isMaster" | b"ismaster" | b"saslStart" | b"saslContinue" | b"authenticate" => {
                 request_context.may_write = false;
                 request_context.authenticates = true;
@@ -179,6 +180,7 @@ mod tests {
             ("find", false),
             ("insert", true),
             ("aggregate", true),
+            ("createIndexes", false),
             ("unheardOf", true),
         ] {
             assert_eq!(

@@ -7,9 +7,11 @@ use std::thread;
 use bson::{Document, doc};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use testbed::ReplicaSet;
+use testbed::{Cluster, ReplicaSet};
 
 use testkit::keyward::Keyward;
+use testkit::relay::Relay;
+use testkit::wire::Connection;
 
 /// Settings with these constraints on `users` of the database, each on one field.
 pub fn settings(database: &str, fields: &[&str], more: &str) -> String {
@@ -372,5 +374,31 @@ fn a_strategy_that_is_stated_makes_no_other_constraint() {
         );
         keyward.insert(database, user(3, "b@x", "3")).unwrap();
         keyward.stop();
+    }
+}
+
+/// Long reads, and builds of plain indexes, change no document: a change of the constraints waits for neither.
+#[test]
+fn a_reload_does_not_wait_for_reads_and_index_builds() {
+    let database = "reload_beside_reads";
+    let relay = Relay::start(Cluster::shared().router_address());
+    let settings = |fields| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &relay.uri());
+    let keyward = Keyward::of(&settings(&[]));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    let index = doc! { "key": { "other": 1 }, "name": "other_1" };
+    let commands = [
+        doc! { "aggregate": "users", "pipeline": [{ "$group": { "_id": "$email" } }], "cursor": {} },
+        doc! { "createIndexes": "users", "indexes": [index] },
+        doc! { "validate": "users" },
+    ];
+    for (command, fields) in commands.iter().zip([&["email"][..], &["email", "phone"], &[]]) {
+        let mut client = Connection::open(&keyward.address);
+        let held = relay.hold(&command.to_vec().unwrap()[4..20]);
+        client.send(database, command).unwrap();
+        held.wait();
+        let outcome = keyward.reload(&settings(fields));
+        assert_eq!(outcome["outcome"], "applied", "{command} {outcome}");
+        drop(held);
+        assert_ne!(client.receive().unwrap().get_i32("code").ok(), Some(6), "{command}");
     }
 }

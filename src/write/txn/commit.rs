@@ -11,7 +11,7 @@ use super::{ErrorReply, Failure, Transaction};
 use crate::command::running::{append_fields, asks_beyond_majority};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::code::{NO_SUCH_TRANSACTION, TRANSACTION_TOO_OLD};
+use crate::server::code::{MAX_TIME_MS_EXPIRED, NO_SUCH_TRANSACTION, TRANSACTION_TOO_OLD};
 use crate::server::reply;
 use crate::upstream::Connection;
 use crate::write::back_off::BackOff;
@@ -131,12 +131,24 @@ impl Transaction {
     }
 }
 
-/// The error of a commit that has failed in an unknown way. If the server no longer has the transaction and can't confirm this
-/// with a majority, it adds the reason as a `writeConcernError`. That reason is the error: a client knows nothing of a
-/// transaction of Keyward's own.
+/// The error of a commit that has failed in an unknown way. The server may no longer have the transaction, and may not be able to
+/// confirm this with a majority before the time limit. A client knows nothing of a transaction of Keyward's own, and gets the error
+/// for the limit.
 fn unconfirmed(refused: ErrorReply) -> Result<ErrorReply, Malformed> {
-    match reply::write_concern_error(Doc::new(&refused.body)?)? {
-        Some(reason) if refused.code() == Some(NO_SUCH_TRANSACTION) => ErrorReply::of_part(reason),
-        _ => Ok(refused),
+    let reply = Doc::new(&refused.body)?;
+    let reason = reply::write_concern_error(reply)?
+        .map(reply::code)
+        .transpose()?
+        .flatten();
+    let is_at_limit = refused.code() == Some(NO_SUCH_TRANSACTION) && reason == Some(MAX_TIME_MS_EXPIRED);
+    if !is_at_limit {
+        return Ok(refused);
     }
+    let mut times = Times::default();
+    for field in reply.elements() {
+        times.take(&field?);
+    }
+    Ok(ErrorReply {
+        body: WriteRefusal::TimeLimit.body(&times),
+    })
 }

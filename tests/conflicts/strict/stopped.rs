@@ -35,12 +35,12 @@ struct Outcome {
 
 /// Lets one Keyward begin an insert, holds back what `bytes` says and stops it; has another one insert the same address;
 /// and lets the first one go on once `meanwhile` is over or, if it says so, while the other one waits.
-async fn try_it(database: &str, constraint: &str, bytes: Vec<u8>, other_waits: bool) -> Outcome {
+async fn try_it(database: &str, constraint: &str, bytes: Vec<u8>, other_lease: &str, other_waits: bool) -> Outcome {
     let cluster = users(database);
     let constraint = constraint.replace("DB", database);
     let forwarder = Relay::start(cluster.router_address());
     let stopped = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), LEASE, &constraint);
-    let other = Keyward::start_with_lease(&cluster.uri(), LEASE, &constraint);
+    let other = Keyward::start_with_lease(&cluster.uri(), other_lease, &constraint);
     let insert_at = |address: String, id: i32, region: &str| {
         let command = insert(vec![doc! { "_id": id, "region": region, "email": "a@x" }], true);
         let database = database.to_owned();
@@ -89,7 +89,7 @@ fn users_of() -> &'static testbed::Cluster {
 #[tokio::test(flavor = "multi_thread")]
 async fn before_its_transaction_it_comes_too_late() {
     let database = "stopped_before";
-    let outcome = try_it(database, EMAIL, first_of_transaction(), false).await;
+    let outcome = try_it(database, EMAIL, first_of_transaction(), LEASE, false).await;
     assert_eq!(outcome.other.get_i32("n").unwrap(), 1, "{}", outcome.other);
     let stopped = outcome.stopped.unwrap();
     assert_eq!(write_errors(&stopped), [(0, 11000)], "{stopped}");
@@ -100,7 +100,7 @@ async fn before_its_transaction_it_comes_too_late() {
 #[tokio::test(flavor = "multi_thread")]
 async fn between_its_insert_and_its_look_the_other_one_waits() {
     let database = "stopped_midway";
-    let outcome = try_it(database, EMAIL, look(), true).await;
+    let outcome = try_it(database, EMAIL, look(), LEASE, true).await;
     let stopped = outcome.stopped.unwrap();
     assert_eq!(stopped.get_i32("n").unwrap(), 1, "{stopped}");
     assert_eq!(write_errors(&outcome.other), [(0, 11000)], "{}", outcome.other);
@@ -111,7 +111,7 @@ async fn between_its_insert_and_its_look_the_other_one_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn before_its_commit_the_other_one_waits() {
     let database = "stopped_at_the_end";
-    let outcome = try_it(database, EMAIL, commit(), true).await;
+    let outcome = try_it(database, EMAIL, commit(), LEASE, true).await;
     let stopped = outcome.stopped.unwrap();
     assert_eq!(stopped.get_i32("n").unwrap(), 1, "{stopped}");
     assert_eq!(write_errors(&outcome.other), [(0, 11000)], "{}", outcome.other);
@@ -124,7 +124,8 @@ async fn before_its_commit_the_other_one_waits() {
 async fn compensating_its_insert_would_take_effect() {
     let database = "stopped_compensating";
     let constraint = EMAIL.replace(", strategy: transaction", "");
-    let outcome = try_it(database, &constraint, insert_into("users"), false).await;
+    // The other one's insert has to come within its lease. It waits for the longer of the two.
+    let outcome = try_it(database, &constraint, insert_into("users"), "4s", false).await;
     assert_eq!(outcome.other.get_i32("n").unwrap(), 1, "{}", outcome.other);
     // Its Keyward, awake, may have given up waiting for the reply before it came.
     if let Some(stopped) = outcome.stopped {

@@ -182,9 +182,9 @@ fn at_the_limit_the_client_hears_of_the_limit() {
     let primary = set.primary().unwrap().address();
     let secondary = set.addresses().into_iter().find(|address| *address != primary).unwrap();
     let [_, mut update] = writes(1);
-    update.insert("maxTimeMS", 3_000);
+    update.insert("maxTimeMS", 10_000);
     let _behind = FailPoint::turn_on(&secondary, "stopReplProducer", "alwaysOn".into(), doc! {}).unwrap();
-    let blocked = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 1_000 };
+    let blocked = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 5_000 };
     let _blocked = set.fail_point("failCommand", doc! { "times": 1 }, blocked).unwrap();
     let reply = std::thread::scope(|scope| {
         let updated = scope.spawn(|| run(&update));

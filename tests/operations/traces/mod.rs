@@ -194,10 +194,11 @@ fn who_is_taken_along_by_another_waits_and_asks_nothing() {
     let (set, collector) = (ReplicaSet::start(1).unwrap(), Collector::start());
     let constraint = "  - { collection: together.users, key: { email: 1 }, strategy: transaction }\n";
     let traces = format!("10s\ntraces: {{ endpoint: '{}' }}", collector.endpoint);
-    let mut keyward =
-        Keyward::try_start(&set.uri(), &traces, constraint).unwrap_or_else(|_| panic!("it doesn't start"));
+    let patience = [("KEYWARD_GROUPS_PATIENCE", "10")];
+    let started = Keyward::try_start_with(&set.uri(), &traces, constraint, &patience);
+    let mut keyward = started.unwrap_or_else(|_| panic!("it doesn't start"));
     // As many as may be under way; others come meanwhile.
-    let held_up = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 300 };
+    let held_up = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 1_500 };
     let _held_up = set.fail_point("failCommand", doc! { "times": 4 }, held_up).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {

@@ -237,8 +237,10 @@ impl InsertGroup {
     }
 
     fn patience(&self) -> Duration {
-        static LEAST: LazyLock<Duration> = LazyLock::new(|| lengthened(PATIENCE, haste::GROUPS).min(PATIENCE_MAX));
-        (2 * self.last_duration).clamp(*LEAST, PATIENCE_MAX)
+        static LIMITS: LazyLock<[Duration; 2]> =
+            LazyLock::new(|| [PATIENCE, PATIENCE_MAX].map(|patience| lengthened(patience, haste::GROUPS)));
+        let [least, most] = *LIMITS;
+        (2 * self.last_duration).clamp(least, most)
     }
 
     /// The first waiting insert, and as many later ones as fit.
@@ -292,7 +294,7 @@ impl Lead {
     /// that never answers.
     pub async fn during<T>(&mut self, transaction: impl Future<Output = T>) -> T {
         let mut transaction = pin!(transaction);
-        match timeout(PATIENCE_MAX, transaction.as_mut()).await {
+        match timeout(lengthened(PATIENCE_MAX, haste::GROUPS), transaction.as_mut()).await {
             Ok(done) => done,
             Err(_) => {
                 self.release_waiting();

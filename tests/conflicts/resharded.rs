@@ -128,7 +128,8 @@ async fn reservations_learn_the_new_shard_key() {
     let alone = Cluster::alone().unwrap();
     let cluster = users_on(&alone, database);
     let constraint = Strategy::Compensating.email().replace("DB", database);
-    let keyward = Keyward::start_sweeping(&cluster.uri(), &constraint);
+    // The inserts have to come within the lease, and the sweep waits for it.
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "5s\nsweep: 1s", &constraint);
     for (id, region) in [(1, "a"), (2, "z")] {
         keyward
             .insert(

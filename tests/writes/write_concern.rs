@@ -112,10 +112,10 @@ async fn a_limit_ends_the_wait_for_a_majority() {
     let primary = set.primary().unwrap().address();
     let secondary = set.addresses().into_iter().find(|address| *address != primary).unwrap();
     let by_concern = doc! { "writeConcern": { "w": "majority", "wtimeout": 100 } };
-    let by_command = doc! { "writeConcern": { "w": "majority" }, "maxTimeMS": 3_000 };
+    let by_command = doc! { "writeConcern": { "w": "majority" }, "maxTimeMS": 5_000 };
     let some = |first, limits, code| {
         let commands = commands(first);
-        let some = commands.chunks(4).map(|some| (some.to_vec(), limits, code));
+        let some = commands.chunks(2).map(|some| (some.to_vec(), limits, code));
         some.collect::<Vec<_>>()
     };
     for (commands, limits, code) in [some(0, &by_concern, 64), some(10, &by_command, 50)].concat() {

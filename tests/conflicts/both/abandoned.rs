@@ -88,8 +88,9 @@ fn user(id: i32, email: &str) -> Document {
 async fn once_it_is_known_to_be_old_it_is_taken_over_at_once(strategy: Strategy) {
     let database = strategy.database("expired");
     let cluster = strategy.users(database);
-    let keyward = keyward(cluster, database, "10s", &[strategy.email()]);
-    let lease = Duration::from_secs(10);
+    // The lease runs from when the Keyward makes the collection of reservations. What comes before the first insert takes a part of it.
+    let keyward = keyward(cluster, database, "20s", &[strategy.email()]);
+    let lease = Duration::from_secs(20);
     for email in ["a@x", "b@x", "c@x"] {
         let abandoned = Abandoned {
             lease,
@@ -139,13 +140,13 @@ async fn a_clients_time_limit_holds_while_it_waits_and_nothing_stays_reserved(st
     let abandoned = Abandoned::of("a@x", NOW);
     abandoned.write(cluster, database).await;
     let mut command = insert(vec![doc! { "_id": 1, "region": "a", "email": "a@x", "phone": 1 }], true);
-    command.insert("maxTimeMS", 700);
+    command.insert("maxTimeMS", 3_000);
     let began = Instant::now();
     let reply = run(&keyward.client_without_retries().await, database, command).await;
     assert_eq!(reply.get_i32("code").unwrap(), 50, "{reply}");
     let elapsed = began.elapsed();
     assert!(
-        elapsed > Duration::from_millis(600) && elapsed < Duration::from_secs(10),
+        elapsed > Duration::from_millis(2_900) && elapsed < Duration::from_secs(20),
         "{elapsed:?}"
     );
     assert_eq!(reservations(cluster, database, "phone").await, Vec::<Document>::new());
@@ -171,13 +172,13 @@ async fn a_statements_time_limit_holds_while_it_waits(strategy: Strategy) {
         doc! { "findAndModify": "users", "query": query.clone(), "update": both.clone() },
     ];
     for mut command in commands {
-        command.insert("maxTimeMS", 700);
+        command.insert("maxTimeMS", 3_000);
         let began = Instant::now();
         let reply = run(&client, database, command.clone()).await;
         assert_eq!(reply.get_i32("code").ok(), Some(50), "{command}: {reply}");
         let elapsed = began.elapsed();
         assert!(
-            elapsed > Duration::from_millis(600) && elapsed < Duration::from_secs(10),
+            elapsed > Duration::from_millis(2_900) && elapsed < Duration::from_secs(20),
             "{command}: {elapsed:?}"
         );
         assert_eq!(
@@ -192,11 +193,11 @@ async fn a_statements_time_limit_holds_while_it_waits(strategy: Strategy) {
 async fn the_owner_decides_wherever_it_is(strategy: Strategy) {
     let database = strategy.database("owners");
     let cluster = strategy.users(database);
-    let keyward = keyward(cluster, database, "1s", &[strategy.email()]);
+    let keyward = keyward(cluster, database, "5s", &[strategy.email()]);
     let direct = cluster.client().database(database).collection::<Document>("users");
     let owned = |email, id: i32, region: Option<&str>, at| Abandoned {
         owner: id.into(),
-        lease: Duration::from_secs(1),
+        lease: Duration::from_secs(5),
         route: region.map(|region| doc! { "region": region }),
         ..Abandoned::of(email, at)
     };
@@ -234,7 +235,7 @@ async fn the_owner_decides_wherever_it_is(strategy: Strategy) {
         let expected = if free { vec![] } else { vec![(0, 11000)] };
         assert_eq!(write_errors(&reply), expected, "{}: {reply}", abandoned.email);
         assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{}: {reply}", abandoned.email);
-        assert!(began.elapsed() < Duration::from_secs(20), "{}", abandoned.email);
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", abandoned.email);
     }
 }
 

@@ -266,7 +266,7 @@ async fn a_number_that_two_documents_share_breaks_no_connection() {
     let database = "shared_number";
     let cluster = crate::trial::users(database);
     let sparse = "  - { collection: DB.users, key: { k: 1 }, sparse: true }\n";
-    let keyward = keyward(cluster, database, "2s", &[sparse]);
+    let keyward = keyward(cluster, database, "10s", &[sparse]);
     let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
     let with = |id: i32, k: Option<i32>| {
         let mut document = doc! { "_id": id, "region": "a" };

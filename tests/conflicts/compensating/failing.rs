@@ -126,7 +126,7 @@ async fn an_error_that_proves_nothing_leaves_the_keys_reserved() {
     let database = "in_doubt";
     let alone = Cluster::alone().unwrap();
     let cluster = users_on(&alone, database);
-    let keyward = keyward(cluster, database, "1s", &[EMAIL]);
+    let keyward = keyward(cluster, database, "3s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     for (number, code) in (0..).zip([202, 6, 89, 91, 317, 9_999]) {
         let fail = failing(cluster, database, "alwaysOn", doc! { "errorCode": code });
@@ -272,7 +272,8 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
     let reply = tokio::task::spawn_blocking(move || send(&address, database, insert(vec![user(1)], true)));
     assert!(reply.await.unwrap().is_err(), "the connection isn't closed");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    let other = crate::trial::keyward(cluster, database, "2s", &[EMAIL]);
+    // Its own insert has to come within its lease.
+    let other = crate::trial::keyward(cluster, database, "10s", &[EMAIL]);
     let reply = send(&other.address, database, insert(vec![user(1)], true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     assert_agreement(cluster, database, "email").await;
@@ -284,7 +285,8 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
 async fn the_server_ends_a_write_within_the_lease_of_its_keys() {
     let database = "ended_in_lease";
     let cluster = users(database);
-    let keyward = crate::trial::keyward(cluster, database, "2s", &[EMAIL]);
+    // The server has nine tenths of it. The rest is for its answer, also on a busy machine.
+    let keyward = crate::trial::keyward(cluster, database, "15s", &[EMAIL]);
     let id = Binary {
         subtype: BinarySubtype::Uuid,
         bytes: rand::random::<[u8; 16]>().to_vec(),
@@ -333,13 +335,13 @@ async fn an_answer_that_does_not_come_is_not_waited_for() {
     let database = "no_answer";
     let alone = Cluster::alone().unwrap();
     let cluster = users_on(&alone, database);
-    let keyward = keyward(cluster, database, "2s", &[EMAIL]);
+    let keyward = keyward(cluster, database, "10s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     run(&client, database, insert((0..2).map(user).collect(), true)).await;
     // The servers answer everything but whose reservation that is.
     let namespace = format!("{database}.keyward.users.email_1");
     let held_up = doc! {
-        "failCommands": ["find"], "namespace": namespace, "blockConnection": true, "blockTimeMS": 30_000,
+        "failCommands": ["find"], "namespace": namespace, "blockConnection": true, "blockTimeMS": 45_000,
     };
     let hold_up = |shard: &ReplicaSet| {
         shard
@@ -352,8 +354,13 @@ async fn an_answer_that_does_not_come_is_not_waited_for() {
     let reply = run(&client, database, again()).await;
     let told = reply.get_str("errmsg").unwrap_or_default();
     assert!(told.contains("email_1"), "{reply}");
-    assert!((15..28).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
-    drop(silent);
+    assert!((15..45).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
+    // Each server says that it is off only once its last answer is no longer held up. So none is asked after another.
+    std::thread::scope(|scope| {
+        for on_one in silent {
+            scope.spawn(move || drop(on_one));
+        }
+    });
     let reply = run(&client, database, again()).await;
     assert_eq!(
         write_errors(&reply).first().map(|error| error.1),

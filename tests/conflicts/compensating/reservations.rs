@@ -191,9 +191,9 @@ async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
 async fn whoever_claims_again_what_it_gave_back_says_so_in_the_reservation() {
     let database = "begun_again";
     let cluster = users(database);
-    let keyward = keyward(cluster, database, "1s", &[EMAIL]);
+    let keyward = keyward(cluster, database, "4s", &[EMAIL]);
     let mut abandoned = Abandoned::of("a@x", NOW);
-    abandoned.lease = Duration::from_secs(1);
+    abandoned.lease = Duration::from_secs(4);
     abandoned.write(cluster, database).await;
     let both = doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] };
     let reply = run(&keyward.client().await, database, insert(vec![both], true)).await;

@@ -172,11 +172,11 @@ async fn what_cannot_be_given_back_after_a_wait_is_told() {
     let database = "not_given_back";
     let alone = Cluster::alone().unwrap();
     let cluster = users_on(&alone, database);
-    let keyward = keyward(cluster, database, "2s", &[EMAIL]);
+    let keyward = keyward(cluster, database, "5s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     for ordered in [true, false] {
         let mut abandoned = Abandoned::of("a@x", NOW);
-        abandoned.lease = Duration::from_secs(6);
+        abandoned.lease = Duration::from_secs(15);
         abandoned.write(cluster, database).await;
         let before = waits(&keyward);
         let command = insert(vec![doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] }], ordered);

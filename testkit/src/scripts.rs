@@ -25,13 +25,18 @@ pub fn pymongo(script: &str) -> Command {
 
 /// What `command` prints; it must succeed.
 pub fn output(command: &mut Command) -> String {
+    try_output(command).unwrap_or_else(|failed| panic!("{failed}"))
+}
+
+/// What `command` prints.
+///
+/// # Errors
+/// The command with all that it printed, if it fails.
+pub fn try_output(command: &mut Command) -> Result<String, String> {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}{}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    text(&output.stdout)
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!("{command:?}: {}{}", text(&output.stdout), text(&output.stderr))),
+    }
 }

@@ -70,7 +70,7 @@ fn who_says_nothing_or_stops_midway_is_sent_away() {
 
 #[test]
 fn idle_connections_are_closed_where_that_is_asked_for() {
-    let proxy = limited(|limits| limits.idle_timeout = SHORT);
+    let proxy = limited(|limits| limits.idle_timeout = LONG);
     let mut idle = Socket::open(&proxy.address);
     idle.command(&ping());
     assert!(idle.is_closed());

@@ -18,6 +18,9 @@ use crate::plain_words::assert_in_plain_words;
 /// How long anything may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The code of Keyward's refusal while it may not write.
+const NOT_PERMITTED: i32 = 6;
+
 /// How long an admin page may take; that of a frozen Keyward never comes.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -207,6 +210,35 @@ impl Keyward {
         match reply.get_array("writeErrors") {
             Ok(errors) => Err(errors[0].as_document().unwrap().get_i32("code").unwrap()),
             Err(_) => Ok(()),
+        }
+    }
+
+    /// As [`Keyward::run`], and again as long as the answer is that Keyward may not write. A permit that is made short by haste can run
+    /// out on a busy machine before its renewal.
+    ///
+    /// # Errors
+    /// The error's code, but not 6; -1 if no reply came.
+    pub fn run_once_permitted(&self, database: &str, command: Document) -> Result<Document, i32> {
+        self.once_permitted(|| self.run(database, command.clone()))
+    }
+
+    /// As [`Keyward::insert`], and again as [`Keyward::run_once_permitted`] does.
+    ///
+    /// # Errors
+    /// The error's code, but not 6; -1 if no reply came.
+    pub fn insert_once_permitted(&self, database: &str, document: Document) -> Result<(), i32> {
+        self.once_permitted(|| self.insert(database, document.clone()))
+    }
+
+    fn once_permitted<T>(&self, attempt: impl Fn() -> Result<T, i32>) -> Result<T, i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = attempt();
+            if !matches!(answer, Err(NOT_PERMITTED)) {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "it may never write:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }

@@ -5,10 +5,11 @@ use futures_util::StreamExt;
 use testbed::{Cluster, ReplicaSet};
 use testkit::{Keyward, shard_on_two};
 
-/// A Keyward that audits `database.users`, and whose turn runs out soon after it is killed.
+/// A Keyward that audits `database.users`, and whose turn runs out soon after it is killed. No test waits for its lease to be over: it is
+/// long, so that a busy machine writes within it.
 fn start(upstream: &str, database: &str) -> Keyward {
     let settings = format!(
-        "upstream: {upstream}\nlease: 1s\nsweep: 1s\naudit: true\nconstraints:\n  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"
+        "upstream: {upstream}\nlease: 10s\nsweep: 1s\naudit: true\nconstraints:\n  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"
     );
     Keyward::of_in(&settings, &[("KEYWARD_REGISTER_HASTE", "10")])
 }
@@ -50,20 +51,26 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
     let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
     let keyward = start(&Cluster::shared().uri(), DATABASE);
     until_auditing(&keyward, DATABASE);
-    keyward.insert(DATABASE, user(1, "a", "one")).unwrap();
+    keyward.insert_once_permitted(DATABASE, user(1, "a", "one")).unwrap();
     past(insert(user(2, "a", "two")));
     keyward.until("the reservation", || {
         metric(&keyward, DATABASE, "audit_repaired_total") == 1
     });
-    assert_eq!(keyward.insert(DATABASE, user(3, "z", "two")), Err(11_000));
+    assert_eq!(
+        keyward.insert_once_permitted(DATABASE, user(3, "z", "two")),
+        Err(11_000)
+    );
     // A change of a key, too.
     let update = doc! { "q": { "_id": 2, "region": "a" }, "u": { "$set": { "email": "three" } } };
     past(doc! { "update": "users", "updates": [update] });
     keyward.until("the reservation", || {
         metric(&keyward, DATABASE, "audit_repaired_total") == 2
     });
-    assert_eq!(keyward.insert(DATABASE, user(3, "z", "three")), Err(11_000));
-    assert_eq!(keyward.insert(DATABASE, user(3, "z", "two")), Ok(()));
+    assert_eq!(
+        keyward.insert_once_permitted(DATABASE, user(3, "z", "three")),
+        Err(11_000)
+    );
+    assert_eq!(keyward.insert_once_permitted(DATABASE, user(3, "z", "two")), Ok(()));
     // A duplicate can only be reported.
     past(insert(user(4, "z", "one")));
     keyward.until("the violation", || {
@@ -127,7 +134,10 @@ fn what_could_not_be_reserved_is_tried_again() {
     assert!(metric(&keyward, DATABASE, "audit_repaired_total") > 0);
     assert!(!keyward.log().contains("comparing all documents"));
     for email in ["one", "two"] {
-        assert_eq!(keyward.insert(DATABASE, user(4, "z", email)), Err(11_000));
+        assert_eq!(
+            keyward.insert_once_permitted(DATABASE, user(4, "z", email)),
+            Err(11_000)
+        );
     }
 }
 
@@ -183,8 +193,14 @@ async fn all_documents_are_compared_if_the_history_is_gone() {
     keyward.until("the reservation", || {
         metric(&keyward, DATABASE, "audit_repaired_total") >= 1
     });
-    assert_eq!(keyward.insert(DATABASE, user(3, "a", "two")), Err(11_000));
-    assert_eq!(keyward.insert(DATABASE, user(3, "a", "one")), Err(11_000));
+    assert_eq!(
+        keyward.insert_once_permitted(DATABASE, user(3, "a", "two")),
+        Err(11_000)
+    );
+    assert_eq!(
+        keyward.insert_once_permitted(DATABASE, user(3, "a", "one")),
+        Err(11_000)
+    );
     keyward.until("a new record", || {
         let found = native.run(DATABASE, doc! { "find": "keyward.audits" }).unwrap();
         !found.to_string().contains(&lost.to_string())
@@ -201,7 +217,7 @@ fn nothing_is_reported_before_the_constraint_is_enforced() {
     let without = format!("upstream: {uri}\nconstraints: []\n");
     let without = Keyward::of_in(&without, &haste);
     for (id, email) in [(1, "one"), (2, "two"), (3, "two")] {
-        without.insert(DATABASE, user(id, "a", email)).unwrap();
+        without.insert_once_permitted(DATABASE, user(id, "a", email)).unwrap();
     }
     let keyward = start(&uri, DATABASE);
     until_auditing(&keyward, DATABASE);

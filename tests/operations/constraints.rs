@@ -262,7 +262,7 @@ fn the_strategy_changes_only_while_no_keyward_writes_with_the_other_one() {
     let (database, upstream) = ("known_strategy", CLUSTER.uri());
     shard(database);
     let mut keyward = Keyward::of_in(&with(&upstream, database), &HASTE);
-    keyward.insert(database, user(1, "a@x")).unwrap();
+    keyward.insert_once_permitted(database, user(1, "a@x")).unwrap();
     let change = ["strategy", "known_strategy.users", "email_1", "strict"];
     let (code, refused) = run(&upstream, &change);
     assert_eq!(code, Some(1), "{refused}");

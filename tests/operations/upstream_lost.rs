@@ -59,10 +59,13 @@ fn a_router_that_is_killed_is_reported_until_it_is_back() {
     let reached_at = keyward.metric("keyward_upstream_reachable_changed_timestamp_seconds");
     assert_eq!(keyward.metric("keyward_upstream_connections_opened_total"), 1);
     assert!(keyward.metric("keyward_upstream_round_trip_seconds_count") > 0);
+    // A busy router may have been late with an answer before.
+    let lost_before = keyward.metric("keyward_upstream_lost_total");
     router.kill().unwrap();
     keyward.until_within(SOON, "the loss", || is_lost(&keyward));
-    assert_eq!(keyward.metric("keyward_upstream_reachable"), 0);
-    assert_eq!(keyward.metric("keyward_upstream_lost_total"), 1);
+    keyward.until("the loss in the metrics", || {
+        keyward.metric("keyward_upstream_reachable") == 0 && keyward.metric("keyward_upstream_lost_total") > lost_before
+    });
     assert!(keyward.metric("keyward_upstream_reachable_changed_timestamp_seconds") > reached_at);
     keyward.until("a client in vain", || {
         !is_served(&keyward.address) && keyward.metric("keyward_upstream_connections_failed_total") > 0
@@ -90,11 +93,7 @@ fn a_router_that_hangs_is_reported_until_it_goes_on() {
     let keyward = keyward(&format!("mongodb://{}/", router.address()));
     router.stop().unwrap();
     keyward.until_within(SOON, "the loss", || is_lost(&keyward));
-    assert!(
-        keyward.get("/readyz").contains("no answer within 2s"),
-        "{}",
-        keyward.get("/readyz")
-    );
+    keyward.until("the reason", || keyward.get("/readyz").contains("no answer within 2s"));
     router.resume().unwrap();
     keyward.until("the return", || is_ready(&keyward));
 }

@@ -63,14 +63,20 @@ pub async fn create_user(name: &str, roles: Vec<Bson>) {
     admin(doc! { "createUser": name, "pwd": name, "roles": roles }).await;
 }
 
-/// Makes Keyward's user for `database`, with just the documented role, and starts a Keyward with it.
+/// Makes Keyward's user for `database`, with just the documented role, and starts a Keyward with it. It has the shortest lease, and sweeps
+/// as often as possible.
 pub async fn start(database: &str, constraints: &str) -> Keyward {
+    start_with_lease(database, "1s", constraints).await
+}
+
+/// The same with another lease.
+pub async fn start_with_lease(database: &str, lease: &str, constraints: &str) -> Keyward {
     admin(documented_role(database)).await;
     let name = format!("keyward_{database}");
     create_user(&name, vec![name.clone().into()]).await;
     let uri = uri_of(&name);
-    let constraints = constraints.to_owned();
-    tokio::task::spawn_blocking(move || Keyward::start_sweeping(&uri, &constraints))
+    let (settings, constraints) = (format!("{lease}\nsweep: 1s"), constraints.to_owned());
+    tokio::task::spawn_blocking(move || Keyward::start_with_lease(&uri, &settings, &constraints))
         .await
         .unwrap()
 }

@@ -381,7 +381,7 @@ fn a_constraint_of_one_keywards_file_is_waited_for() {
         &format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n"),
     );
     let mut command = create([unique_email()]);
-    command.insert("maxTimeMS", 300);
+    command.insert("maxTimeMS", 5_000);
     let refused = reply(&of_file, DATABASE, &command);
     assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
     other.stop();

@@ -187,7 +187,7 @@ async fn a_thousand_of_ten_thousand_clients_are_hostile() {
     let upstream = relay(set.addresses().remove(0)).await;
     let settings = format!(
         "upstream: mongodb://{upstream}/?directConnection=true\nlog: {{ level: error }}\n\
-         limits: {{ message_timeout: 3s, handshake_timeout: 3s, max_buffered_bytes: 134217728 }}\n\
+         limits: {{ message_timeout: 10s, handshake_timeout: 10s, max_buffered_bytes: 134217728 }}\n\
          constraints:\n  - {{ collection: many.users, key: {{ email: 1 }} }}\n"
     );
     let keyward = tokio::task::spawn_blocking(move || Keyward::of(&settings))

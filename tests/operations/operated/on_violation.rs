@@ -38,7 +38,7 @@ fn ready(keyward: &Keyward, constraint: &str) -> u64 {
 
 fn delete(keyward: &Keyward, database: &str, id: i32) {
     let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": id }, "limit": 1 }] };
-    keyward.run(database, delete).unwrap();
+    keyward.run_once_permitted(database, delete).unwrap();
 }
 
 #[test]
@@ -193,23 +193,23 @@ fn a_start_with_what_was_enforced_before_serves() {
     let with = settings(database, "stop");
     let haste = [("KEYWARD_REGISTER_HASTE", "10")];
     let keyward = Keyward::of_in(&with, &haste);
-    keyward.insert(database, user(1, "1")).unwrap();
+    keyward.insert_once_permitted(database, user(1, "1")).unwrap();
     assert_eq!(state(database, "phone"), "enforced");
     keyward.stop();
     let without = with.lines().filter(|line| !line.contains("phone"));
     let without: String = without.map(|line| format!("{line}\n")).collect();
     let lacking = Keyward::of_in(&without, &haste);
-    lacking.insert(database, user(2, "1")).unwrap();
+    lacking.insert_once_permitted(database, user(2, "1")).unwrap();
     lacking.stop();
 
     let again = Keyward::of_in(&with, &haste);
     assert_eq!(ready(&again, &label), 0);
     assert!(again.log().contains("constraints aren't enforced"), "{}", again.log());
     // New duplicates are refused, of this constraint and of others.
-    assert_eq!(again.insert(database, user(3, "1")), Err(11000));
-    again.insert(database, user(4, "4")).unwrap();
+    assert_eq!(again.insert_once_permitted(database, user(3, "1")), Err(11000));
+    again.insert_once_permitted(database, user(4, "4")).unwrap();
     assert_eq!(
-        again.insert(database, doc! { "_id": 5, "email": "4@x", "phone": "5" }),
+        again.insert_once_permitted(database, doc! { "_id": 5, "email": "4@x", "phone": "5" }),
         Err(11000)
     );
     again.until("the violation at /readyz", || {
@@ -219,9 +219,9 @@ fn a_start_with_what_was_enforced_before_serves() {
     let more = format!("{with}  - {{ collection: {database}.others, key: {{ x: 1 }} }}\n");
     assert_eq!(again.reload(&more)["outcome"], "applied");
     let other = |id: i32| doc! { "insert": "others", "documents": [{ "_id": id, "x": 1 }] };
-    again.run(database, other(1)).unwrap();
-    assert_eq!(again.run(database, other(2)).err(), Some(11000));
+    again.run_once_permitted(database, other(1)).unwrap();
+    assert_eq!(again.run_once_permitted(database, other(2)).err(), Some(11000));
     delete(&again, database, 2);
     again.until("enforced", || ready(&again, &label) == 1);
-    assert_eq!(again.insert(database, user(6, "1")), Err(11000));
+    assert_eq!(again.insert_once_permitted(database, user(6, "1")), Err(11000));
 }

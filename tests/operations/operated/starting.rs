@@ -46,7 +46,7 @@ fn an_entry_is_renewed_while_the_documents_are_read() {
         assert!(!starting.is_finished());
         drop(unread);
         let keyward = starting.join().unwrap();
-        keyward.insert(database, user(2, "y")).unwrap();
-        assert_eq!(keyward.insert(database, user(3, "x")), Err(11000));
+        keyward.insert_once_permitted(database, user(2, "y")).unwrap();
+        assert_eq!(keyward.insert_once_permitted(database, user(3, "x")), Err(11000));
     });
 }

@@ -13,7 +13,7 @@ use crate::verify::run::Config;
 use testkit::Keyward;
 
 /// More than one page.
-const DOCUMENTS: i32 = 1_500;
+const DOCUMENTS: i32 = 6_000;
 
 fn user(id: i32) -> Document {
     doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": format!("{id}@x") }
@@ -61,7 +61,7 @@ async fn repairs_that_are_killed_or_run_at_once_end_in_agreement() {
         .unwrap();
     let constraints = "  - { collection: verify_twice.users, key: { email: 1 } }\n";
     // It backfills the existing documents.
-    let keyward = Keyward::start_with_lease(&cluster.uri(), "2s\nsweep: 1day", constraints);
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "10s\nsweep: 1day", constraints);
     let users = keyward
         .client()
         .await

@@ -4,7 +4,7 @@
 //! The answers allocate nothing. It is filled from the configuration, and replaced when constraints or shard keys have
 //! changed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::classify::{EncryptedField, OtherCollation, Protection};
@@ -14,6 +14,7 @@ use crate::default_collations::DefaultCollations;
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::namespace::Namespace;
+use crate::namespace_map::NamespaceMap;
 use crate::proxy_collection::ProxyCollection;
 use crate::raw::Element;
 use crate::reply::{Times, WriteRefusal};
@@ -119,7 +120,7 @@ impl Protected {
 pub struct Catalog {
     /// Whether any constraint routes reads.
     routes: bool,
-    databases: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Arc<Protected>>>,
+    collections: NamespaceMap<Arc<Protected>>,
 }
 
 impl Catalog {
@@ -160,22 +161,21 @@ impl Catalog {
     fn of(protected: impl Iterator<Item = Arc<Protected>>) -> Catalog {
         let mut catalog = Catalog::default();
         for protected in protected {
-            let Namespace { database, collection } = protected.namespace.clone();
             catalog.routes |= protected.routes();
-            let collections = catalog.databases.entry(database.into_bytes()).or_default();
-            collections.insert(collection.into_bytes(), protected);
+            let Namespace { database, collection } = &protected.namespace;
+            catalog.collections.insert(database, collection, protected.clone());
         }
         catalog
     }
 
     /// Every protected collection.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Protected>> {
-        self.databases.values().flat_map(BTreeMap::values)
+        self.collections.values()
     }
 
     /// The databases with protected collections.
     pub fn databases(&self) -> impl Iterator<Item = &[u8]> {
-        self.databases.keys().map(Vec::as_slice)
+        self.collections.databases()
     }
 
     /// Whether reads by a key of any collection go to the key's shard.
@@ -195,14 +195,14 @@ impl Catalog {
 
     /// The protected collection of that name, byte for byte.
     pub fn protected(&self, database: &[u8], collection: &[u8]) -> Option<&Arc<Protected>> {
-        self.databases.get(database)?.get(collection)
+        self.collections.get(database, collection)
     }
 }
 
 impl Catalog {
     /// Whether a collection of this database is protected.
     pub fn protects_any_in(&self, database: &[u8]) -> bool {
-        self.databases.contains_key(database)
+        self.databases().any(|one| one == database)
     }
 }
 

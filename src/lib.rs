@@ -8,6 +8,7 @@
 pub mod haste;
 pub mod limits;
 pub mod namespace;
+mod namespace_map;
 pub mod raw;
 pub mod server;
 pub mod stream;

@@ -206,6 +206,13 @@ impl Constraint {
         self.fields.iter().map(|field| field.path.as_str()).chain(of_filter)
     }
 
+    /// Whether `is_it` is true for any of [`Constraint::paths`]. A chain of iterators takes more instructions than this, which runs for
+    /// each field of each update.
+    pub fn has_path(&self, mut is_it: impl FnMut(&str) -> bool) -> bool {
+        self.fields.iter().any(|field| is_it(&field.path))
+            || self.filter.as_ref().is_some_and(|filter| filter.paths().into_iter().any(is_it))
+    }
+
     /// The partial filter's tests of types, each with whether `document` meets it. Two equal values may differ in this.
     pub fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
         match &self.filter {

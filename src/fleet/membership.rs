@@ -1,6 +1,6 @@
 //! Holds this Keyward's own entry in the register: whether it may write, and where.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,11 +16,9 @@ use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::constraint::Strategy;
 use crate::namespace::{Namespace, OF_MONGODB};
+use crate::namespace_map::NamespaceMap;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
-
-/// The collections to which writes may go on, by database.
-type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
 /// The state of the list of clients' constraints, as a Keyward sees it at its start.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,7 +38,7 @@ pub struct Membership {
     /// names this entry.
     entry: tokio::sync::Mutex<RegisterEntry>,
     own: ArcSwap<OwnEntry>,
-    declared: ArcSwap<Collections>,
+    declared: ArcSwap<NamespaceMap<()>>,
     /// All collections that were ever declared. A write that was decided under a former entry may go on there under the next one.
     ever_declared: Mutex<BTreeSet<Namespace>>,
     permit: Permit,
@@ -182,9 +180,7 @@ impl Membership {
     /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
     /// called enforced.
     pub fn has_declared(&self, database: &[u8], collection: &[u8]) -> bool {
-        let declared = self.declared.load();
-        let collections = declared.get(database);
-        collections.is_some_and(|collections| collections.contains(collection))
+        self.declared.load().get(database, collection).is_some()
             || OF_MONGODB.iter().any(|own| own.as_bytes() == database)
     }
 
@@ -268,10 +264,9 @@ impl Membership {
         }
         self.ever_declared().extend(new.iter().cloned());
         self.declared.rcu(|declared| {
-            let mut declared = Collections::clone(declared);
+            let mut declared = NamespaceMap::clone(declared);
             for Namespace { database, collection } in &new {
-                let collections = declared.entry(database.clone().into_bytes()).or_default();
-                collections.insert(collection.clone().into_bytes());
+                declared.insert(database, collection, ());
             }
             declared
         });

@@ -1,8 +1,11 @@
 //! Counts what Keyward does for one operation: runs of the whole process under `callgrind` that differ in how many there
 //! were, so that start, preparation and end cancel out.
+//!
+//! What Keyward does by the clock, such as a look at the register each second, is no part of an operation. A run that only waits counts it.
 
 use std::collections::HashMap;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use testbed::Cluster;
@@ -12,6 +15,8 @@ use crate::wire::Connection;
 
 /// So many both have, so that nothing is done for the first time between them.
 const WARM_UP: usize = 200;
+/// So much longer one run waits than the other, without an operation.
+const IDLE: Duration = Duration::from_secs(10);
 
 const DATABASE: &str = "instructions";
 /// What is unique in it.
@@ -31,8 +36,7 @@ pub struct Counted {
 pub struct Operation {
     /// What figures call it.
     pub name: &'static str,
-    /// So many more of it one run has than the other: enough that it doesn't matter what clocks begin meanwhile, which on a
-    /// busy machine is more.
+    /// So many more of it one run has than the other: enough that what happens once, at some time in either, hardly matters.
     more: usize,
     /// The command that does it.
     pub command: fn(n: usize) -> Document,
@@ -49,7 +53,7 @@ pub const OPERATIONS: [Operation; 3] = [
     },
     Operation {
         name: "update of no key",
-        more: 10_000,
+        more: 30_000,
         command: |n| {
             let change = doc! { "q": { "_id": n as i64 }, "u": { "$set": { "name": "x" } } };
             doc! { "update": "users", "updates": [change], "$db": DATABASE }
@@ -70,14 +74,21 @@ pub fn has_valgrind() -> bool {
     Command::new("valgrind").arg("--version").output().is_ok()
 }
 
+/// Instructions by function, and the time in which Keyward took them.
+struct Run {
+    by_function: HashMap<String, u64>,
+    time: Duration,
+}
+
 /// Counts all operations.
 pub fn all() -> [Counted; 3] {
     let cluster = Cluster::shared();
     prepare(cluster);
-    let neither = run(cluster, None);
+    let neither = run(cluster, None, Duration::ZERO);
+    let idle = run(cluster, None, IDLE);
     OPERATIONS.each_ref().map(|operation| {
-        let with = run(cluster, Some(operation));
-        Counted::between(operation, &neither, &with)
+        let with = run(cluster, Some(operation), Duration::ZERO);
+        Counted::between(operation, [&neither, &idle], &with)
     })
 }
 
@@ -105,18 +116,21 @@ fn empty(cluster: &Cluster) {
     }
 }
 
-/// Runs a Keyward for a few of each operation, and for many of one of them; its instructions by function.
-fn run(cluster: &Cluster, one: Option<&Operation>) -> HashMap<String, u64> {
+/// Runs a Keyward for a few of each operation, for many of one of them, and for `idle` without any.
+fn run(cluster: &Cluster, one: Option<&Operation>, idle: Duration) -> Run {
     let counts = tempfile::NamedTempFile::new().unwrap();
     let keyward = Keyward::counted(&cluster.uri(), CONSTRAINTS, counts.path());
     let mut connection = Connection::greeted(&keyward.address);
     empty(cluster);
+    let begun = Instant::now();
     for operation in &OPERATIONS {
         let more = one.filter(|one| one.name == operation.name).map_or(0, |one| one.more);
         for n in 0..WARM_UP + more {
             connection.must_raw(&(operation.command)(n));
         }
     }
+    std::thread::sleep(idle);
+    let time = begun.elapsed();
     drop(connection);
     keyward.stop();
     let table = Command::new("callgrind_annotate")
@@ -125,7 +139,8 @@ fn run(cluster: &Cluster, one: Option<&Operation>) -> HashMap<String, u64> {
         .output()
         .unwrap();
     assert!(table.status.success(), "{}", String::from_utf8_lossy(&table.stderr));
-    by_function(&String::from_utf8(table.stdout).unwrap())
+    let by_function = by_function(&String::from_utf8(table.stdout).unwrap());
+    Run { by_function, time }
 }
 
 /// Reads lines such as `1,234,567  file:function [object]`.
@@ -144,14 +159,26 @@ fn by_function(table: &str) -> HashMap<String, u64> {
     by_function
 }
 
+impl Run {
+    /// What this one has more of than `other` in `function`, and for how many seconds longer it was at work.
+    fn beyond(&self, other: &Run, function: &str) -> (f64, f64) {
+        let of = |run: &Run| run.by_function.get(function).copied().unwrap_or(0) as f64;
+        (of(self) - of(other), self.time.as_secs_f64() - other.time.as_secs_f64())
+    }
+}
+
 impl Counted {
-    fn between(operation: &Operation, without: &HashMap<String, u64>, with: &HashMap<String, u64>) -> Counted {
-        let of = |function: &String| {
-            let without = without.get(function).copied().unwrap_or(0);
-            let with = with.get(function).copied().unwrap_or(0);
-            (with as f64 - without as f64) / operation.more as f64
+    /// `neither` and `idle` have the same operations, and `with` has more of one.
+    fn between(operation: &Operation, [neither, idle]: [&Run; 2], with: &Run) -> Counted {
+        let of = |function: &str| {
+            let (by_clock, idle_for) = idle.beyond(neither, function);
+            let (more, longer) = with.beyond(neither, function);
+            (more - by_clock / idle_for * longer) / operation.more as f64
         };
-        let mut functions: Vec<&String> = with.keys().chain(without.keys()).collect();
+        let mut functions: Vec<&String> = [neither, idle, with]
+            .iter()
+            .flat_map(|run| run.by_function.keys())
+            .collect();
         functions.sort();
         functions.dedup();
         let mut by_function: Vec<(String, f64)> = functions

@@ -210,7 +210,10 @@ impl Constraint {
     /// each field of each update.
     pub fn has_path(&self, mut is_it: impl FnMut(&str) -> bool) -> bool {
         self.fields.iter().any(|field| is_it(&field.path))
-            || self.filter.as_ref().is_some_and(|filter| filter.paths().into_iter().any(is_it))
+            || self
+                .filter
+                .as_ref()
+                .is_some_and(|filter| filter.paths().into_iter().any(is_it))
     }
 
     /// The partial filter's tests of types, each with whether `document` meets it. Two equal values may differ in this.

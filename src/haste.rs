@@ -1,4 +1,4 @@
-//! Shortens terms in debug builds, so that tests of long waits take seconds. Lengthens one, which is too short for tests on a busy
+//! Shortens terms in debug builds, so that tests of long waits take seconds. Lengthens some, which are too short for tests on a busy
 //! machine.
 //!
 //! A release build ignores the environment variables.
@@ -14,7 +14,7 @@ pub const TRANSACTIONS: &str = "KEYWARD_TRANSACTIONS_HASTE";
 /// Divides the time that a statement may take if the client set no limit.
 pub const STATEMENTS: &str = "KEYWARD_STATEMENTS_HASTE";
 
-/// Multiplies the time that an insert waits for others' transactions before it runs alone.
+/// Multiplies the time that an insert waits for others' transactions before it runs alone, and the time after which their group hangs.
 pub const GROUPS: &str = "KEYWARD_GROUPS_PATIENCE";
 
 /// Divides `term` by the number in the environment variable `variable`.

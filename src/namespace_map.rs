@@ -1,4 +1,4 @@
-//! Holds a value for each of some collections. Every command looks collections up here, so a lookup takes few steps.
+//! Holds a value for each of some collections. Each command that may write looks its collections up here, so a lookup takes few steps.
 
 /// Values by the database and the collection that they belong to, in one sorted list. Names are compared byte for byte.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ pub struct PendingReply {
     pub may_stream: bool,
     /// Whether it may leave a cursor open.
     pub may_leave_cursor: bool,
-    /// Whether the request might have written.
+    /// Whether the request may have changed documents.
     pub may_write: bool,
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
@@ -153,7 +153,7 @@ impl Replies {
                 .any(|pending| pending.may_stream && pending.hello.is_none())
     }
 
-    /// Whether upstream may be at work on something that writes.
+    /// Whether upstream may be at work on something that changes documents.
     pub fn awaits_a_write(&self) -> bool {
         self.pending.iter().any(|pending| pending.may_write)
     }

@@ -20,7 +20,7 @@ pub struct RequestContext {
     is_of_cursor: bool,
     /// Its reply may leave a cursor open.
     pub may_leave_cursor: bool,
-    /// It might write documents, as far as its name shows. A change of the constraints waits for its end.
+    /// It may change documents, as far as its name shows, and later its judgement. A change of the constraints waits for its end.
     pub may_write: bool,
     /// Its reply may say that the client is authenticated now.
     pub authenticates: bool,
@@ -38,7 +38,7 @@ enum Edge {
 }
 
 impl RequestContext {
-    /// Reads `message`; one that can't be read begins something that might write.
+    /// Reads `message`. One that can't be read may change documents.
     pub fn of(message: &Message<'_>) -> RequestContext {
         match message {
             Message::Msg(message) => RequestContext::of_body(message.body),

@@ -49,7 +49,7 @@ enum Action {
 /// The effects that a message may have once it goes on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Effects {
-    /// It may write something.
+    /// It may change documents.
     may_write: bool,
     /// It may write to collections of clients.
     needs_permit: bool,

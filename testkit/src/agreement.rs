@@ -34,6 +34,21 @@ pub async fn assert_documents_and_reservations_agree(
     constraint: &str,
     key_of: impl Fn(&Document) -> Vec<Document>,
 ) {
+    let (held, reserved) = keys_held_and_reserved(cluster, database, collection, constraint, key_of).await;
+    assert_eq!(
+        held, reserved,
+        "documents and reservations of {database}.{collection} differ"
+    );
+}
+
+/// The keys that documents hold, by `key_of`, and those that are reserved, each with the `_id` of the document. Both are sorted.
+pub async fn keys_held_and_reserved(
+    cluster: &testbed::Cluster,
+    database: &str,
+    collection: &str,
+    constraint: &str,
+    key_of: impl Fn(&Document) -> Vec<Document>,
+) -> (Vec<String>, Vec<String>) {
     let documents = on_each_shard(cluster.shards(), database, collection).await.concat();
     let proxy = format!("keyward.{collection}.{constraint}");
     let reservations = on_each_shard(cluster.shards(), database, &proxy).await.concat();
@@ -52,10 +67,7 @@ pub async fn assert_documents_and_reservations_agree(
     let mut reserved: Vec<String> = reservations.iter().map(reserved).collect();
     held.sort();
     reserved.sort();
-    assert_eq!(
-        held, reserved,
-        "documents and reservations of {database}.{collection} differ"
-    );
+    (held, reserved)
 }
 
 /// The keys that the documents of `users` hold in `field`, and those that are reserved for it, each with its owner.

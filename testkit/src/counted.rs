@@ -172,6 +172,10 @@ impl Counted {
     fn between(operation: &Operation, [neither, idle]: [&Run; 2], with: &Run) -> Counted {
         let of = |function: &str| {
             let (by_clock, idle_for) = idle.beyond(neither, function);
+            assert!(
+                idle_for > IDLE.as_secs_f64() / 2.0,
+                "the run without a wait was too slow"
+            );
             let (more, longer) = with.beyond(neither, function);
             (more - by_clock / idle_for * longer) / operation.more as f64
         };

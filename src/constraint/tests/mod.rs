@@ -168,6 +168,10 @@ fn a_partial_filter_decides_which_documents_count() {
         ..Default::default()
     });
     assert_eq!(partial.paths().collect::<Vec<_>>(), ["email", "status", "age"]);
+    for path in partial.paths() {
+        assert!(partial.has_path(|own| own == path), "{path}");
+    }
+    assert!(!partial.has_path(|own| own == "name"));
     assert_eq!(
         keys(&partial, doc! { "email": 1, "status": "active", "age": 18.0 })
             .unwrap()

@@ -131,9 +131,8 @@ impl Transaction {
     }
 }
 
-/// The error of a commit that has failed in an unknown way. The server may no longer have the transaction, and may not be able to
-/// confirm this with a majority before the time limit. A client knows nothing of a transaction of Keyward's own, and gets the error
-/// for the limit.
+/// The error of a commit that has failed in an unknown way. The server may have aborted the transaction, but have got no majority to
+/// confirm the abort before the time limit. Then the error is that of the limit: a client knows nothing of a transaction of Keyward's own.
 fn unconfirmed(refused: ErrorReply) -> Result<ErrorReply, Malformed> {
     let reply = Doc::new(&refused.body)?;
     let reason = reply::write_concern_error(reply)?

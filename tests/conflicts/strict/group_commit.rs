@@ -29,7 +29,7 @@ const BLOCKED_MS: i32 = 300;
 /// The server ends what nobody goes on with after twice as long.
 pub const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
 /// On shards the server ends it after 20 s at the earliest.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(12);
 
 /// Every other one is retryable, and needs no order; some are of three documents.
 fn commands() -> Vec<Document> {
@@ -317,17 +317,16 @@ pub fn send_behind_the_first(
     })
 }
 
-/// Waits until Keyward has nothing to do: every insert whose keys are reserved waits for others' transactions by then.
+/// Waits until Keyward has been at rest for a while: most likely every insert whose keys are reserved waits for others' transactions.
 fn wait_until_at_rest(keyward: &Keyward) {
-    let mut before = keyward.cpu_time();
-    loop {
-        thread::sleep(Duration::from_millis(200));
+    let until = Instant::now() + Duration::from_secs(5);
+    let (mut before, mut quiet) = (keyward.cpu_time(), 0);
+    while quiet < 4 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(100));
         let now = keyward.cpu_time();
         // The clock ticks every 10 ms, and Keyward polls the register.
-        if now.saturating_sub(before) <= Duration::from_millis(10) {
-            return;
-        }
-        before = now;
+        let is_quiet = now.saturating_sub(before) <= Duration::from_millis(10);
+        (before, quiet) = (now, if is_quiet { quiet + 1 } else { 0 });
     }
 }
 

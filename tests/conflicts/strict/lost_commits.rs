@@ -13,7 +13,7 @@ use testkit::relay::wait_until;
 use testkit::wire::send;
 
 /// Far below a transaction's life, which is 20 s at least here.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_takes_effect_once_through_the_same_keyward_or_another() {

@@ -4,7 +4,7 @@
 use bson::doc;
 use testbed::Cluster;
 
-use crate::operated::rolled::{is_enforced, readyz, user};
+use crate::operated::rolled::{is_enforced, readyz, until_ready, user};
 use testkit::keyward::Keyward;
 
 /// Settings for a cluster's collection, with or without the constraint.
@@ -92,7 +92,7 @@ fn comes_and_goes(settings: &Settings) {
     assert_eq!(second.insert(database, user(103, "x")), Err(11000));
     for keyward in [&first, &second] {
         keyward.until("enforced", || settings.is_enforced(keyward));
-        assert_eq!(readyz(keyward), "ready\n");
+        until_ready(keyward);
         for (id, z) in [(104, "v"), (4, "w"), (5, "x"), (105, "y")] {
             assert_eq!(keyward.insert(database, user(id, z)), Err(11000), "{z}");
         }

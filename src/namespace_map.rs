@@ -24,7 +24,7 @@ impl<T> NamespaceMap<T> {
         Some(&self.0[place].value)
     }
 
-    /// Adds a value, or replaces the one that is there.
+    /// Adds a value, or replaces the present one.
     pub fn insert(&mut self, database: &str, collection: &str, value: T) {
         let (database, collection) = (database.as_bytes().to_vec(), collection.as_bytes().to_vec());
         match self.place(&database, &collection) {

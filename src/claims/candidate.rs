@@ -108,6 +108,19 @@ impl<'a> Candidate<'a> {
         (self.attempt, self.effects) = begin(self.attempt.token(), self.keys.len());
     }
 
+    /// Begins by looking up whether its own document holds keys under these constraints without reservations
+    /// ([`Attempt::begin_unreserved`]).
+    pub fn check_unreserved(&mut self, unenforced: &[usize]) {
+        let is_meant = |key: &ConstrainedKey| unenforced.contains(&key.constraint);
+        let keys: Vec<usize> = (0..self.keys.len()).filter(|key| is_meant(&self.keys[*key])).collect();
+        if keys.is_empty() {
+            return;
+        }
+        self.begin(|token, count| Attempt::begin_unreserved(token, count, &keys));
+        let presumed = Reservation::presumed(self.owner.clone());
+        self.conflicting = keys.into_iter().map(|key| (key, presumed.clone())).collect();
+    }
+
     /// The reservation of its first key, if another document held that lately.
     fn recalled(&self, protected: &Protected) -> Option<Reservation> {
         let ConstrainedKey { constraint, key } = self.keys.first()?;
@@ -190,10 +203,17 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Chooses how all attempts of a command begin, by what their keys are likely to meet.
+/// Chooses how all attempts of a command begin, by what their keys are likely to meet. Under the `unenforced` constraints existing
+/// documents may have no reservations yet.
 ///
 /// The first document that wants a key must reserve it first, so all begin in the same way.
-pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
+pub fn anticipate(protected: &Protected, unenforced: &[usize], candidates: &mut [Candidate<'_>]) {
+    if !unenforced.is_empty() {
+        for candidate in candidates {
+            candidate.check_unreserved(unenforced);
+        }
+        return;
+    }
     if let [alone] = candidates
         && let Some(held) = alone.recalled(protected)
     {

@@ -71,6 +71,20 @@ pub struct Reservation {
     pub seen: Instant,
 }
 
+impl Reservation {
+    /// What stands for the reservation of a key that `owner` may hold without one: only the owner is known.
+    pub fn presumed(owner: Owner) -> Reservation {
+        Reservation {
+            owner,
+            token: Token::UNKNOWN,
+            generation: 0,
+            at: Timestamp { time: 0, increment: 0 },
+            lease: Duration::ZERO,
+            seen: Instant::now(),
+        }
+    }
+}
+
 impl Owner {
     /// Whether both have the same `_id` for an index: 1 is 1.0, and NaN is NaN.
     pub fn has_same_id_as(&self, other: &Owner) -> bool {

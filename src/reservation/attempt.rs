@@ -100,16 +100,32 @@ impl Attempt {
     /// This is cheaper if the same key is refused again. It checks only the first key, because its violation is
     /// reported whatever the other keys' results are.
     pub fn begin_recalling(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        let mut claims = vec![Claim::Unclaimed; keys];
-        let Some(first) = claims.first_mut() else {
-            return Attempt::begin(token, 0);
+        Attempt::begin_looking_up(token, keys, &[0], Scope::Route)
+    }
+
+    /// Works as [`Attempt::begin`], but first checks whether the attempt's own document holds one of the keys at `unreserved`
+    /// without a reservation. A document may do so while its constraint is being built.
+    ///
+    /// Otherwise the attempt could reserve that key and let an insert through that the document's `_id` is in the way of. If
+    /// another client deletes the document meanwhile, it takes the attempt's reservation for the document's and releases it.
+    /// Then the insert would take effect without its key. After the check only writes that reserve can make such a document.
+    pub fn begin_unreserved(token: Token, keys: usize, unreserved: &[usize]) -> (Attempt, Vec<Effect>) {
+        Attempt::begin_looking_up(token, keys, unreserved, Scope::Linearizable)
+    }
+
+    fn begin_looking_up(token: Token, keys: usize, looked_up: &[usize], scope: Scope) -> (Attempt, Vec<Effect>) {
+        let looked_up = looked_up.iter().copied().filter(|key| *key < keys);
+        let looked_up: BTreeSet<usize> = looked_up.collect();
+        if looked_up.is_empty() {
+            return Attempt::begin(token, keys);
+        }
+        let claim = |key| match looked_up.contains(&key) {
+            true => Claim::Checking,
+            false => Claim::Unclaimed,
         };
-        *first = Claim::Recalling;
-        let look_up = Effect::LookUp {
-            key: 0,
-            scope: Scope::Route,
-        };
-        (Attempt::claiming(token, BTreeSet::new(), claims), vec![look_up])
+        let attempt = Attempt::claiming(token, BTreeSet::new(), (0..keys).map(claim).collect());
+        let look_up = |key: &usize| Effect::LookUp { key: *key, scope };
+        (attempt, looked_up.iter().map(look_up).collect())
     }
 
     /// Releases all keys and begins again, under the same token, at the same `keys` keys; the releases come first.

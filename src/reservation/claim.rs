@@ -43,8 +43,8 @@ pub enum Scope {
 pub(super) enum Claim {
     /// Nothing is written and nothing is under way.
     Unclaimed,
-    /// The key's recent owner is being looked up.
-    Recalling,
+    /// A document that may hold the key is being looked up, before anything is reserved.
+    Checking,
     /// The reservation is being written.
     Reserving,
     /// The key is taken; the reservation that has it is being read.
@@ -71,7 +71,7 @@ impl Claim {
     pub(super) fn is_busy(self) -> bool {
         matches!(
             self,
-            Claim::Recalling | Claim::Reserving | Claim::Reading | Claim::LookingUp { .. } | Claim::TakingOver { .. }
+            Claim::Checking | Claim::Reserving | Claim::Reading | Claim::LookingUp { .. } | Claim::TakingOver { .. }
         )
     }
 
@@ -89,9 +89,9 @@ impl Claim {
             ),
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, conflicting)) => Self::confront(key, me, *conflicting),
-            (Claim::Recalling | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
+            (Claim::Checking | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
             // The reservation isn't known: it may be gone by now, or be another attempt's.
-            (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
+            (Claim::Checking, Event::OwnerAbsent(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::LookingUp { conflicting, scope }, Event::OwnerAbsent(_)) => {
                 Self::owner_missed(key, conflicting, scope)
             }

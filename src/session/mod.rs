@@ -44,7 +44,7 @@ pub use end::End;
 use crate::authorization::Rights;
 use crate::client_constraints::SharedList;
 use crate::constraint::Constraint;
-use crate::fleet::{Enforced, Membership};
+use crate::fleet::Membership;
 use crate::indexes::WaitingClients;
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
@@ -76,7 +76,6 @@ pub struct Service {
     pub writes: write::Context,
     /// The metrics.
     pub metrics: Metrics,
-    enforced: Enforced,
     /// The limits for clients; read once for each connection.
     limits: ArcSwap<Limits>,
     /// The memory for their messages.
@@ -106,7 +105,6 @@ impl Service {
             memory: Memory::new(limits.max_buffered_bytes, metrics.buffered_bytes.clone()),
             limits: ArcSwap::from_pointee(limits),
             metrics,
-            enforced: Enforced::default(),
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             process: ObjectId::new(),
             tls: None,
@@ -128,18 +126,18 @@ impl Service {
 
     /// Notes whether `constraint` is enforced, and shows it.
     pub fn note_enforced(&self, constraint: &Constraint, is_enforced: bool) {
-        self.enforced.note(constraint, is_enforced);
+        self.writes.enforced.note(constraint, is_enforced);
         self.metrics.set_ready(constraint, is_enforced);
     }
 
     /// Whether `constraint` is enforced, as far as this Keyward knows.
     pub fn is_enforced(&self, constraint: &Constraint) -> bool {
-        self.enforced.has(constraint)
+        self.writes.enforced.has(constraint)
     }
 
     /// Forgets a constraint that no longer holds.
     pub fn forget(&self, constraint: &Constraint) {
-        self.enforced.note(constraint, false);
+        self.writes.enforced.note(constraint, false);
         self.metrics.forget(constraint);
     }
 

@@ -71,7 +71,7 @@ impl<'m> RoutableRead<'m> {
         let proxy = &protected.constraints[read.asked.constraint];
         let metrics = &proxy.metrics;
         // While documents without reservations may exist, two documents may hold the key.
-        if !service.enforced.has(&proxy.constraint)
+        if !service.is_enforced(&proxy.constraint)
             || !rights.may_find(&protected.namespace, message.body, upstream).await?
         {
             return Ok(None);

@@ -14,6 +14,7 @@ use super::insert::transactional::Groups;
 use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
 use crate::claims::AttemptRegistry;
+use crate::fleet::Enforced;
 use crate::haste::{self, hastened};
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
@@ -37,6 +38,8 @@ pub struct Context {
     /// The attempts under way in this process.
     pub(super) attempts: AttemptRegistry,
     pub(super) epochs: CatalogEpochs,
+    /// The constraints that are enforced.
+    pub enforced: Enforced,
     /// Whether clients have to log in.
     pub(super) has_users: bool,
     /// The clients' transactions that this Keyward forwards.
@@ -59,6 +62,7 @@ impl Context {
             lease,
             attempts: AttemptRegistry::default(),
             epochs: CatalogEpochs::new(lease),
+            enforced: Enforced::default(),
             has_users,
             transactions: ClientTransactions::default(),
             groups: Arc::new(Groups::new(group_commit)),

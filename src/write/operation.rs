@@ -8,7 +8,7 @@ use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
 use crate::command::batch::BatchCommand;
-use crate::constraint::Key;
+use crate::constraint::{Key, Strategy};
 use crate::fleet::Permit;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::Malformed;
@@ -99,6 +99,17 @@ impl<'a> WriteOp<'a> {
             candidates.into_iter().all(holds_all),
             "a write is to be sent without one of its keys"
         );
+    }
+
+    /// The positions of the constraints under which existing documents may have no reservations yet, if an insert has to
+    /// know. In strict mode it needn't: no one can release a reservation between the insert's last look at it and its commit.
+    pub fn unenforced(&self) -> Vec<usize> {
+        if self.protected.strategy() == Strategy::Transaction {
+            return Vec::new();
+        }
+        let constraints = self.protected.constraints.iter().enumerate();
+        let unenforced = constraints.filter(|(_, proxy)| !self.context.enforced.has(&proxy.constraint));
+        unenforced.map(|(position, _)| position).collect()
     }
 
     /// Confirms takeovers by this Keyward's permit to write.

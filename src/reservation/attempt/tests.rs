@@ -76,6 +76,28 @@ fn one_that_recalls_a_holder_reports_it_or_begins_as_any_other() {
 }
 
 #[test]
+fn one_that_checks_for_an_unreserved_document_reserves_nothing_before_it_knows() {
+    let (checking, effects) = Attempt::begin_unreserved(token(1), 3, &[0, 2]);
+    let scope = Scope::Linearizable;
+    assert_eq!(
+        effects,
+        [Effect::LookUp { key: 0, scope }, Effect::LookUp { key: 2, scope }]
+    );
+    let (checking, effects) = checking.step(&Event::OwnerAbsent(0));
+    assert_eq!(effects, [Effect::Reserve(0)]);
+    let (reserving, _) = checking.clone().step(&Event::OwnerAbsent(2));
+    let (reserving, _) = reserving.step(&Event::Reserved(0));
+    let (_, effects) = reserving.step(&Event::Reserved(2));
+    assert_eq!(effects, [Effect::Reserve(1)]);
+
+    let (ended, _) = checking.step(&Event::OwnerHolds(2));
+    let (ended, effects) = ended.step(&Event::Reserved(0));
+    assert_eq!(effects, [Effect::Release(0)]);
+    assert_eq!(ended.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(2))));
+    assert_eq!(Attempt::begin_unreserved(token(1), 2, &[]), run(2, &[]));
+}
+
+#[test]
 fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
     let held = [Event::Reserved(0), Event::Reserved(1)];
     let (attempt, _) = run(2, &held);

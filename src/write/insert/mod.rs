@@ -80,7 +80,7 @@ impl<'a> Insert<'a> {
     async fn slice(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
         let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
-        anticipate(self.op.protected, &mut pending);
+        anticipate(self.op.protected, &self.op.unenforced(), &mut pending);
         let way = InsertWay::of_slice(&self.op, first, &pending);
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();

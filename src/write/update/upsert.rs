@@ -28,6 +28,7 @@ pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result
     let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&guard), fields) else {
         return run.meet_obstacle().await;
     };
+    candidate.check_unreserved(&run.op.unenforced());
     let tried = match run.op.reserve(&mut candidate).await {
         ReserveOutcome::Held => write(run, &mut candidate).await,
         ReserveOutcome::Duplicate(_) => Ok(None),

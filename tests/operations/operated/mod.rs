@@ -8,6 +8,7 @@ mod left_out;
 mod on_violation;
 mod outlasted;
 mod prepared;
+mod reinserted;
 mod rejoined;
 pub mod reload;
 mod restart;

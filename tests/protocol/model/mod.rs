@@ -37,6 +37,8 @@ safe! {
     backfilled_compensating: Backfilled, COMPENSATING, 0;
     renewed_compensating: Renewed, COMPENSATING, 0;
     recalled_compensating: Recalled, COMPENSATING, 0;
+    unreserved_compensating: Unreserved, COMPENSATING, 0;
+    unreserved_strict: Unreserved, STRICT, 0;
     same_key_strict: SameKey, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;
     change_strict: Change, STRICT, 1;
@@ -62,6 +64,7 @@ fn every_state_can_come_to_rest() {
         World::UpsertMet,
         World::Backfilled,
         World::Renewed,
+        World::Unreserved,
         World::Recalled,
     ] {
         comes_to_rest(world, compensating, 0);
@@ -107,5 +110,6 @@ guards! {
     a_majority_has_every_reservation: SameKey, COMPENSATING, WithoutMajority, 1;
     strict_mode_looks_after_its_snapshot: SameKey, STRICT, LookBeforeSnapshot, 0;
     strict_mode_looks: SameKey, STRICT, WithoutLook, 0;
+    an_insert_checks_while_a_constraint_is_built: Unreserved, COMPENSATING, InsertWithoutCheck, 0;
     strict_mode_leaves_a_placeholder: SameKey, STRICT, WithoutPlaceholder, 0;
 }

@@ -36,6 +36,9 @@ pub enum World {
     Backfilled,
     /// A document that is being backfilled is deleted and inserted again, and its key wanted by another.
     Renewed,
+    /// A document without reservations is deleted while another client inserts it again. Then its key is wanted by another. It is
+    /// backfilled meanwhile.
+    Unreserved,
     /// As *Change*; and who wants the first key remembers the document as its holder.
     Recalled,
 }
@@ -86,13 +89,22 @@ impl World {
                 let first = vec![once(Deed::Delete { id: 0 }), retryable(insert(0, A))];
                 (vec![(0, A)], vec![first, vec![once(insert(1, A))]])
             }
+            World::Unreserved => {
+                to_backfill = Some(0);
+                let second = vec![once(Deed::Delete { id: 0 }), once(insert(1, A))];
+                (vec![(0, A)], vec![vec![retryable(insert(0, A))], second])
+            }
             World::Moved => {
                 let second = vec![once(Deed::Delete { id: 0 }), once(insert(1, A))];
                 (vec![], vec![vec![retryable(insert(0, A))], second])
             }
         };
+        let is_being_built = self == World::Unreserved;
         System {
-            rules,
+            rules: Rules {
+                is_being_built,
+                ..rules
+            },
             documents,
             programs,
             to_backfill,

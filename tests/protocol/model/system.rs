@@ -14,7 +14,7 @@ use crate::under_test::words::{Deed, Id, Key, Keys, Op, OpId, Outcome, TaskId};
 #[derive(Debug, Clone)]
 pub struct System {
     pub rules: Rules,
-    /// The documents at the beginning, each with its reservations.
+    /// The documents at the beginning, each with its reservations unless the constraint is being built.
     pub documents: Vec<(Id, Keys)>,
     /// Each client's operations, one after the other.
     pub programs: Vec<Vec<Op>>,
@@ -178,7 +178,9 @@ impl Model for System {
                 try_number: 0,
             }
             .token(0, false);
-            keys.iter().for_each(|key| store.reserve(key, *id, token));
+            if !self.rules.is_being_built {
+                keys.iter().for_each(|key| store.reserve(key, *id, token));
+            }
         }
         vec![State {
             store,

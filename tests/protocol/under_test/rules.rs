@@ -44,6 +44,8 @@ pub enum Broken {
     WithoutLook,
     /// A strict takeover looks for the owner, and leaves no placeholder.
     WithoutPlaceholder,
+    /// While the constraint is being built, an insert doesn't look whether its document exists without a reservation.
+    InsertWithoutCheck,
 }
 
 /// The rules of one run.
@@ -52,6 +54,8 @@ pub struct Rules {
     pub mode: Mode,
     /// Whether the server ends every forwarded write before the lease of its keys is over.
     pub lease_holds: bool,
+    /// Whether the constraint is being built: the documents at the beginning have no reservations.
+    pub is_being_built: bool,
     pub broken: Option<Broken>,
 }
 
@@ -61,6 +65,7 @@ impl Rules {
         Rules {
             mode,
             lease_holds: matches!(mode, Mode::Compensating),
+            is_being_built: false,
             broken: None,
         }
     }
@@ -77,6 +82,11 @@ impl Rules {
             lease_holds: false,
             ..self
         }
+    }
+
+    /// Whether an insert checks that its document doesn't exist without reservations.
+    pub fn inserts_check(&self) -> bool {
+        self.is_being_built && !self.is_strict() && !self.lacks(Broken::InsertWithoutCheck)
     }
 
     pub fn is_strict(&self) -> bool {

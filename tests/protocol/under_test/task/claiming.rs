@@ -5,7 +5,17 @@ use keyward::reservation::{Age, Attempt, ConflictingReservation, Effect, Ended, 
 use super::{Requests, Stage, Task, Verdict};
 use crate::under_test::network::{Reply, Request};
 use crate::under_test::store::Reservation;
-use crate::under_test::words::{Deed, Key, Keys, Outcome};
+use crate::under_test::words::{Deed, Id, Key, Keys, Outcome};
+
+/// What stands for a reservation of which nothing but the owner is made use of.
+fn presumed(owner: Id) -> Reservation {
+    Reservation {
+        owner,
+        token: Token::UNKNOWN,
+        at: 0,
+        is_over: false,
+    }
+}
 
 impl Task {
     pub(super) fn claim(&mut self, stage: Stage, keys: Keys, requests: &mut Requests) {
@@ -25,20 +35,19 @@ impl Task {
             .recalls
             .filter(|_| self.stage == Stage::Claiming && !self.keys.is_empty());
         if let Some(owner) = recalled {
-            // Nothing but the owner is made use of.
-            self.conflicting[0] = Some(Reservation {
-                owner,
-                token,
-                at: 0,
-                is_over: false,
-            });
+            self.conflicting[0] = Some(presumed(owner));
         }
-        let begin = match (recalled, looks_first) {
-            (Some(_), _) => Attempt::begin_recalling,
-            (None, true) => Attempt::begin_reading,
-            (None, false) => Attempt::begin,
+        let is_insert = self.stage == Stage::Claiming && (matches!(self.op.deed, Deed::Insert { .. }) || self.inserts);
+        let count = self.keys.len();
+        let (attempt, effects) = match (recalled, looks_first) {
+            _ if is_insert && self.checks_unreserved => {
+                self.conflicting.fill(Some(presumed(self.op.deed.id())));
+                Attempt::begin_unreserved(token, count, &(0..count).collect::<Vec<_>>())
+            }
+            (Some(_), _) => Attempt::begin_recalling(token, count),
+            (None, true) => Attempt::begin_reading(token, count),
+            (None, false) => Attempt::begin(token, count),
         };
-        let (attempt, effects) = begin(token, self.keys.len());
         self.attempt = attempt;
         self.queue.extend(effects);
         self.go_on(requests);

@@ -39,6 +39,8 @@ pub struct Task {
     seen: Option<Keys>,
     /// Whether an upsert inserts its document: it saw none.
     inserts: bool,
+    /// Whether it checks, before it inserts a document, that the document doesn't exist without reservations.
+    checks_unreserved: bool,
     /// The reservations of old keys, as they were before the change, and how many are yet to be read.
     given_up: Vec<(Key, Reservation)>,
     reading: u8,
@@ -97,6 +99,7 @@ impl Task {
             is_late: false,
             seen: None,
             inserts: false,
+            checks_unreserved: rules.inserts_check(),
             given_up: Vec::new(),
             reading: 0,
         };

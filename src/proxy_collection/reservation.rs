@@ -72,7 +72,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// What stands for the reservation of a key that `owner` may hold without one: only the owner is known.
+    /// A stand-in for the reservation of a key that `owner` may hold without one: only the owner is known.
     pub fn presumed(owner: Owner) -> Reservation {
         Reservation {
             owner,

@@ -7,7 +7,7 @@ use crate::under_test::network::{Reply, Request};
 use crate::under_test::store::Reservation;
 use crate::under_test::words::{Deed, Id, Key, Keys, Outcome};
 
-/// What stands for a reservation of which nothing but the owner is made use of.
+/// A stand-in for a reservation of which only the owner is used.
 fn presumed(owner: Id) -> Reservation {
     Reservation {
         owner,

@@ -69,7 +69,7 @@ use writing::PATIENCE_MS;
 
 pub use fitting::Fitting;
 pub use placeholder::TakenOver;
-pub use reservation::{Owner, Reservation, ReservationVersion};
+pub use reservation::{Owner, Reservation, ReservationVersion, owner_in, stored_owner};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
 pub use time_out::{READ_MAX, answered};

@@ -1,7 +1,7 @@
 //! Encodes and decodes a reservation as stored in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
 //!
 //! - `_id` is the key ([`crate::constraint::Key::reservation_id`]).
-//! - `owner` is the owner's `_id`.
+//! - `owner` is the owner's `_id`, or `{$zeroTime: Timestamp(0, 0)}` for that `_id`.
 //! - `route` holds the owner's shard-key values under their paths. It is absent if the protected collection isn't sharded.
 //! - `token` names the attempt that wrote the reservation.
 //! - `beginning` is the attempt's generation. It is absent if it is 0.
@@ -22,6 +22,9 @@ use crate::extended_json::as_json;
 use crate::raw::Builder;
 use crate::reservation::Token;
 use crate::server::clock::millis;
+
+/// The time that the server replaces by its own.
+const ZERO_TIME: Timestamp = Timestamp { time: 0, increment: 0 };
 
 /// The document that a reservation belongs to.
 #[derive(Debug, Clone)]
@@ -78,7 +81,7 @@ impl Reservation {
             owner,
             token: Token::UNKNOWN,
             generation: 0,
-            at: Timestamp { time: 0, increment: 0 },
+            at: ZERO_TIME,
             lease: Duration::ZERO,
             seen: Instant::now(),
         }
@@ -137,7 +140,7 @@ pub fn document(key: &Key, owner: &Owner, version: ReservationVersion, lease: Du
     id.open(ElementType::EmbeddedDocument, b"_id");
     key.append_reservation_id(&mut id);
     let mut document = RawDocumentBuf::from_bytes(id.finish()).expect("the builder made a document");
-    document.append(cstr!("owner"), owner.id.as_raw_bson_ref());
+    document.append(cstr!("owner"), stored_owner(&owner.id));
     if let Some(route) = &owner.route {
         document.append(cstr!("route"), &**route);
     }
@@ -148,8 +151,28 @@ pub fn document(key: &Key, owner: &Owner, version: ReservationVersion, lease: Du
     let lease = if version.in_flight { lease } else { Duration::ZERO };
     document.append(cstr!("lease"), millis(lease));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
-    document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });
+    document.append(cstr!("at"), ZERO_TIME);
     document
+}
+
+/// An owner's `_id` as the value of the `owner` field.
+///
+/// The server would replace `Timestamp(0, 0)` by its time, except in an `_id` or in a document. So Keyward stores that `_id` in a
+/// document. No `_id` is such a document, because the server refuses `$` at the beginning of a name there.
+pub fn stored_owner(id: &RawBson) -> RawBson {
+    match id {
+        RawBson::Timestamp(ZERO_TIME) => RawBson::Document(rawdoc! { "$zeroTime": ZERO_TIME }),
+        id => id.clone(),
+    }
+}
+
+/// The owner's `_id` from the value of the `owner` field.
+pub fn owner_in(stored: RawBsonRef<'_>) -> RawBson {
+    let is_zero = |document: &RawDocument| document.get("$zeroTime").is_ok_and(|value| value.is_some());
+    match stored {
+        RawBsonRef::Document(document) if is_zero(document) => RawBson::Timestamp(ZERO_TIME),
+        id => id.into(),
+    }
 }
 
 /// A token as the value of the `token` field.
@@ -165,7 +188,7 @@ impl Reservation {
     pub fn from_document(document: &RawDocument) -> Option<Reservation> {
         let token = Token::from_bytes(document.get_binary("token").ok()?.bytes)?;
         let route = document.get_document("route").ok().map(RawDocument::to_owned);
-        let id = RawBson::from(document.get("owner").ok()??);
+        let id = owner_in(document.get("owner").ok()??);
         Some(Reservation {
             owner: Owner { id, route },
             token,

@@ -54,7 +54,10 @@ pub async fn keys_held_and_reserved(
     let reservations = on_each_shard(cluster.shards(), database, &proxy).await.concat();
     let reserved = |document: &Document| {
         let key = document.get_document("_id").unwrap().get_document("k").unwrap().clone();
-        format!("{key} of {}", document.get("owner").unwrap())
+        let owner = document.get("owner").unwrap();
+        // The server would fill that time in if it weren't in a document.
+        let zero_time = owner.as_document().and_then(|owner| owner.get("$zeroTime"));
+        format!("{key} of {}", zero_time.unwrap_or(owner))
     };
     let held = |document: &Document| {
         let id = document.get("_id").unwrap_or(&Bson::Null).clone();

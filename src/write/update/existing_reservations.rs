@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 
-use bson::{RawDocument, spec::ElementType};
+use bson::{RawDocument, RawDocumentBuf, cstr, spec::ElementType};
 
 use super::document_keys;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::command::statement::Selection;
 use crate::constraint::Key;
-use crate::proxy_collection::{Owner, find_reservations};
-use crate::raw::{Builder, Doc, Malformed};
+use crate::proxy_collection::{Owner, find_reservations, owner_in};
+use crate::raw::{Doc, Element, Malformed};
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::write::txn::{Failure, Transaction};
@@ -88,12 +88,12 @@ async fn read(
         let Ok(key) = Key::from_reservation_id(proxy, id) else {
             continue;
         };
-        let mut owner = Builder::new();
-        if let Some(element) = reservation.get("owner")? {
-            owner.append(element.kind, b"_id", element.value);
+        let mut owner = RawDocumentBuf::new();
+        if let Some(stored) = reservation.get("owner")?.and_then(Element::to_raw_bson) {
+            owner.append(cstr!("_id"), owner_in(stored.as_raw_bson_ref()));
         }
         let existing = ExistingReservation {
-            owner: owner.finish(),
+            owner: owner.into_bytes(),
             holder: None,
         };
         all.insert(ConstrainedKey { constraint, key }, existing);

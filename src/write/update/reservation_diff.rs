@@ -14,7 +14,7 @@ use super::result::{ReservationConflict, StatementResult};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::Key;
-use crate::proxy_collection::{Fitting, Owner, ProxyCollection, Refused, key_filter};
+use crate::proxy_collection::{Fitting, Owner, ProxyCollection, Refused, key_filter, stored_owner};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::server::code::DUPLICATE_KEY;
@@ -213,7 +213,7 @@ fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
 fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
     let mut query = key_filter(&key.key);
     let mut eq = bson::RawDocumentBuf::new();
-    eq.append(bson::cstr!("$eq"), owner.id.clone());
+    eq.append(bson::cstr!("$eq"), stored_owner(&owner.id));
     query.append(bson::cstr!("owner"), eq);
     let mut delete = Builder::new();
     delete

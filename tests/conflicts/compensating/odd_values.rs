@@ -1,12 +1,12 @@
 //! Values that break what stands between Keyward and the server rather than the server itself, held against a native
 //! unique index.
 
-use bson::{Bson, Timestamp, doc};
+use bson::{Bson, Document, Timestamp, bson, doc};
 use keyward::namespace::Namespace;
 use keyward::raw::Builder;
 use testbed::{Cluster, ReplicaSet};
 
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+use crate::compensating::{EMAIL, PHONE, assert_agreement, insert, keyward, users, write_errors};
 use crate::native_index::server::Server;
 use testkit::run;
 
@@ -86,6 +86,56 @@ async fn a_time_that_the_server_would_fill_in_is_refused() {
     assert_eq!(write_errors(&reply), [(1, 115)], "{reply}");
     assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
     assert_agreement(cluster, database, "email").await;
+}
+
+/// The server fills such a time in where it is a field of a reservation, but not where it is a document's `_id`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_whose_id_is_no_time_keeps_its_key() {
+    let database = "zero_time_id";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "1s", &[EMAIL, PHONE]);
+    let client = keyward.client_without_retries().await;
+    let zero_time = Timestamp { time: 0, increment: 0 };
+    let zero = Bson::Timestamp(zero_time);
+    let user = |id: Bson, email: &str, phone: i32| doc! { "_id": id, "region": "a", "email": email, "phone": phone };
+    let reply = run(&client, database, insert(vec![user(zero.clone(), "a@x", 1)], true)).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    for constraint in ["email", "phone"] {
+        assert_agreement(cluster, database, constraint).await;
+    }
+    let again = insert(vec![user(2.into(), "a@x", 2)], true);
+    assert_eq!(write_errors(&run(&client, database, again).await), [(0, 11000)]);
+    // In place, in a transaction of Keyward's, and in one of the client's.
+    let of_zero = doc! { "_id": zero, "region": "a" };
+    let in_transaction = bson!([{ "$set": { "phone": { "$add": ["$phone", 5] } } }]);
+    for change in [bson!({ "$set": { "email": "b@x" } }), in_transaction] {
+        let update = doc! { "update": "users", "updates": [{ "q": of_zero.clone(), "u": change }] };
+        let reply = run(&client, database, update).await;
+        assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    }
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let users = client.database(database).collection::<Document>("users");
+    let change = doc! { "$set": { "email": "c@x" } };
+    users
+        .update_one(of_zero.clone(), change)
+        .session(&mut session)
+        .await
+        .unwrap();
+    session.commit_transaction().await.unwrap();
+    for (id, email, phone, is_taken) in [(3, "c@x", 3, true), (4, "b@x", 1, false), (5, "d@x", 6, true)] {
+        let reply = run(&client, database, insert(vec![user(id.into(), email, phone)], true)).await;
+        assert_eq!(!write_errors(&reply).is_empty(), is_taken, "{reply}");
+    }
+    // No other `_id` is stored like this one.
+    let same = doc! { "_id": { "$zeroTime": zero_time }, "region": "a", "email": "e@x" };
+    let reply = run(&cluster.client(), database, insert(vec![same], true)).await;
+    assert!(!write_errors(&reply).is_empty(), "{reply}");
+    let delete = doc! { "delete": "users", "deletes": [{ "q": of_zero, "limit": 1 }] };
+    assert_eq!(run(&client, database, delete).await.get_i32("n").unwrap(), 1);
+    for constraint in ["email", "phone"] {
+        assert_agreement(cluster, database, constraint).await;
+    }
 }
 
 #[tokio::test]

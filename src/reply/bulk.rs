@@ -4,8 +4,8 @@
 
 use bson::{RawDocument, spec::ElementType};
 
-use super::Times;
 use super::write_reply::append_error;
+use super::{ConcernError, Times, WriteError};
 use crate::command::shape::Form;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -68,7 +68,7 @@ pub struct BulkReply {
     retried: Vec<i32>,
     /// The elements of the latest part's reply that Keyward copies unchanged.
     passed_on: Vec<u8>,
-    write_concern_error: Option<Vec<u8>>,
+    concern_error: ConcernError,
     times: Times,
 }
 
@@ -134,6 +134,27 @@ impl BulkReply {
         self.note_the_rest(reply)
     }
 
+    /// Whether an operation took effect or failed.
+    pub fn has_results(&self) -> bool {
+        self.has_errors() || self.inserted + self.matched + self.upserted + self.deleted > 0
+    }
+
+    /// Adds `count` operations of one form whose command failed as a whole, the first of them at position `first`.
+    pub fn fail(
+        &mut self,
+        form: Form,
+        first: usize,
+        count: usize,
+        ordered: bool,
+        failed: Doc<'_>,
+    ) -> Result<(), Malformed> {
+        let error = WriteError::of_reply(failed)?;
+        for position in first..first + if ordered { 1 } else { count } {
+            self.error(form, position, error.fields()?)?;
+        }
+        Ok(())
+    }
+
     fn success(
         &mut self,
         form: Form,
@@ -181,8 +202,9 @@ impl BulkReply {
                 b"electionId" | b"opTime" | b"recoveryToken" => {
                     passed_on.element(&element);
                 }
-                b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
-                _ => {}
+                _ => {
+                    self.concern_error.take(&element);
+                }
             }
         }
         self.retried.extend(server::retried_statements(reply)?);
@@ -212,9 +234,7 @@ impl BulkReply {
         if !self.retried.is_empty() {
             reply.int32s("retriedStmtIds", self.retried.iter().copied());
         }
-        if let Some(error) = &self.write_concern_error {
-            reply.document("writeConcernError", Doc::new(error)?);
-        }
+        self.concern_error.append_to(&mut reply)?;
         reply.double("ok", 1.0);
         self.times.append_to(&mut reply);
         Ok(reply.finish())

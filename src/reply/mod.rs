@@ -4,11 +4,15 @@
 //! collection, and the way out.
 
 mod bulk;
+mod concern_error;
+mod failure;
 mod refusal;
 mod times;
 mod write_reply;
 
 pub use bulk::{BulkFault, BulkReply};
+pub use concern_error::ConcernError;
+pub use failure::loses_results;
 pub use refusal::WriteRefusal;
 pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use bson::spec::ElementType;
 
-use super::{Times, WriteRefusal};
+use super::{ConcernError, Times, WriteRefusal};
+use crate::command::running::append_fields;
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{code, reply as server};
@@ -63,14 +64,28 @@ impl WriteError {
         })
     }
 
+    /// The error of a reply that isn't `ok`, as that of one statement.
+    pub fn of_reply(reply: Doc<'_>) -> Result<WriteError, Malformed> {
+        let mut fields = Builder::new();
+        append_fields(&mut fields, reply, &["code", "errmsg"])?;
+        Ok(WriteError {
+            fields: fields.finish(),
+        })
+    }
+
     /// Its code.
     pub fn code(&self) -> Option<i32> {
         Doc::new(&self.fields).and_then(server::code).ok().flatten()
     }
 
+    /// Its fields.
+    pub(super) fn fields(&self) -> Result<Doc<'_>, Malformed> {
+        Doc::new(&self.fields)
+    }
+
     fn append_to(&self, reply: &mut Builder, index: usize, terse: bool) -> Result<(), Malformed> {
         reply.int32("index", i32::try_from(index).unwrap_or(i32::MAX));
-        append_error(reply, Doc::new(&self.fields)?, terse)
+        append_error(reply, self.fields()?, terse)
     }
 }
 
@@ -99,7 +114,7 @@ pub struct WriteReply {
     retried: Vec<i32>,
     /// The elements of the latest part's reply that Keyward copies unchanged.
     passed_on: Vec<u8>,
-    write_concern_error: Option<Vec<u8>>,
+    concern_error: ConcernError,
     times: Times,
     /// Whether the parts belong to the client's own transaction.
     is_in_transaction: bool,
@@ -118,6 +133,11 @@ impl WriteReply {
     /// Notes an error at the client's position `index`.
     pub fn error(&mut self, index: usize, error: WriteError) {
         self.errors.insert(index, error);
+    }
+
+    /// Whether it is to a write in the client's own transaction.
+    pub fn is_in_transaction(&self) -> bool {
+        self.is_in_transaction
     }
 
     /// Whether anything failed.
@@ -144,8 +164,7 @@ impl WriteReply {
             match element.name {
                 b"n" | b"writeErrors" | b"ok" | b"nModified" | b"upserted" | b"retriedStmtIds" => {}
                 b"recoveryToken" if !self.is_in_transaction => {}
-                b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
-                _ if times.take(&element) => {}
+                _ if self.concern_error.take(&element) || times.take(&element) => {}
                 _ => {
                     passed_on.element(&element);
                 }
@@ -215,9 +234,7 @@ impl WriteReply {
             reply.elements(Doc::new(&self.passed_on)?)?;
         }
         self.append_errors(&mut reply)?;
-        if let Some(error) = &self.write_concern_error {
-            reply.document("writeConcernError", Doc::new(error)?);
-        }
+        self.concern_error.append_to(&mut reply)?;
         if !self.retried.is_empty() {
             reply.int32s("retriedStmtIds", self.retried.iter().copied());
         }
@@ -271,6 +288,22 @@ mod tests {
             Document::from_reader(reply.body().unwrap().as_slice()).unwrap(),
             expected
         );
+    }
+
+    #[test]
+    fn an_error_of_the_write_concern_keeps_its_label() {
+        let mut reply = WriteReply::default();
+        let error = doc! { "code": 11602, "errmsg": "stepped down" };
+        let first = part(
+            doc! { "n": 1, "writeConcernError": error.clone(), "errorLabels": ["RetryableWriteError"], "ok": 1.0 },
+        );
+        let second = part(doc! { "n": 1, "ok": 1.0 });
+        for one in [&first, &second] {
+            reply.add_part(Doc::new(one).unwrap()).unwrap();
+        }
+        let expected = doc! { "n": 2, "writeConcernError": error, "errorLabels": ["RetryableWriteError"], "ok": 1.0 };
+        let body = reply.body().unwrap();
+        assert_eq!(Document::from_reader(body.as_slice()).unwrap(), expected);
     }
 
     #[test]

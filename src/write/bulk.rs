@@ -4,6 +4,9 @@
 //! command. Each operation of a retryable command keeps its number, and a driver's retry starts again at the first operation.
 //! So the retry recognises the operations that took effect. If Keyward is killed midway, some operations took effect and the
 //! others didn't, as when a server is killed.
+//!
+//! If a part fails as a whole, the command ends with that part's reply. But if the client would lose the results of other operations,
+//! the part's operations get the error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,12 +23,12 @@ use crate::command::batch::must_be_stated;
 use crate::command::bulk::{BulkOperation, BulkWrite};
 use crate::command::shape::Form;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{BulkReply, Times, WriteRefusal};
+use crate::reply::{BulkReply, Times, WriteRefusal, loses_results};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg};
 
-/// Carries out the command; returns the reply's body. If a part fails as a whole, the command ends with that part's reply.
+/// Carries out the command; returns the reply's body.
 pub async fn bulk_write(
     context: &Context,
     bulk: &BulkWrite<'_>,
@@ -43,18 +46,23 @@ pub async fn bulk_write(
         let run = next..bulk.end_of_run(next);
         let form = bulk.operations[next].form;
         // In a client's transaction only the commit counts.
-        if !bulk.in_transaction && !upstream.is_permitted_to_write() {
-            return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
-        }
-        let body = body(bulk, run.clone(), time_ms)?;
-        let part = part(context, &bulk.operations[run.clone()], catalog, &body, upstream).await?;
+        let part = match bulk.in_transaction || upstream.is_permitted_to_write() {
+            true => {
+                let body = body(bulk, run.clone(), time_ms)?;
+                part(context, &bulk.operations[run.clone()], catalog, &body, upstream).await?
+            }
+            false => WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()),
+        };
         let answer = Doc::new(&part)?;
-        if !is_ok(answer)? {
-            return Ok(part);
-        }
         // The first error ends a transaction, and so the command, whether ordered or unordered.
         let stops = bulk.ordered || bulk.in_transaction;
-        reply.add(form, next, run.len(), stops, answer)?;
+        match is_ok(answer)? {
+            true => reply.add(form, next, run.len(), stops, answer)?,
+            false if bulk.in_transaction || !reply.has_results() || !loses_results(answer, deadline.is_some())? => {
+                return Ok(part);
+            }
+            false => reply.fail(form, next, run.len(), stops, answer)?,
+        }
         if stops && reply.has_errors() {
             break;
         }

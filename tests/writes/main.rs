@@ -14,6 +14,7 @@ mod long_batch;
 mod matched_position;
 mod merged;
 mod own_reads;
+mod partly_failed;
 mod plain_upsert;
 mod protected_insert;
 mod proxy_layout;

@@ -25,11 +25,11 @@ use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, a
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{WriteError, WriteRefusal, WriteReply};
+use crate::reply::{WriteError, WriteRefusal, WriteReply, loses_results};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_in_clients_transaction;
-use sent_documents::SentDocuments;
+use sent_documents::{DocumentOutcome, SentDocuments};
 use way::InsertWay;
 
 /// The most documents, and bytes of them, that are reserved and forwarded in one slice.
@@ -305,8 +305,7 @@ impl<'a> Insert<'a> {
         sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
-        let has_results = self.reply.has_results();
-        let of_each = sent.refusal.filter(|refusal| refusal.is_of_one_statement(has_results));
+        let of_each = self.error_of_each(&sent)?;
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             match &outcome {
                 Some(Outcome::Applied) => candidate.step(&Event::Applied),
@@ -320,8 +319,8 @@ impl<'a> Insert<'a> {
             }
             if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
                 self.error(candidate.position, error);
-            } else if let Some(refusal) = &of_each {
-                self.error(candidate.position, WriteError::refused(refusal));
+            } else if let Some(error) = &of_each {
+                self.error(candidate.position, error.clone());
             }
         }
         if of_each.is_some() {
@@ -332,6 +331,24 @@ impl<'a> Insert<'a> {
             return Ok(());
         }
         Ok(self.reply.add_part(Doc::new(&sent.body)?)?)
+    }
+
+    /// The error that each of the forwarded documents gets, if they failed together. Otherwise the whole command fails.
+    fn error_of_each(&self, sent: &SentDocuments) -> Result<Option<WriteError>, Malformed> {
+        let has_results = self.reply.has_results();
+        let is_of_each = |refusal: &&WriteRefusal| refusal.is_of_one_statement(has_results);
+        if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
+            return Ok(Some(WriteError::refused(refusal)));
+        }
+        let is_applied = |outcome: &DocumentOutcome| matches!(outcome, Outcome::Applied);
+        if !sent.failed || !has_results || sent.outcomes.iter().flatten().any(is_applied) {
+            return Ok(None);
+        }
+        let failed = Doc::new(&sent.body)?;
+        match loses_results(failed, self.op.client_deadline.is_some())? {
+            true => Ok(Some(WriteError::of_reply(failed)?)),
+            false => Ok(None),
+        }
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.

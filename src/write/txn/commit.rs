@@ -4,7 +4,7 @@
 //! Keyward sends the commit once more with the client's own concern. The server has committed the transaction by then, and only
 //! waits.
 
-use bson::spec::ElementType;
+use bson::{RawDocument, spec::ElementType};
 use tokio::time::Instant;
 
 use super::{ErrorReply, Failure, Transaction};
@@ -143,11 +143,8 @@ fn unconfirmed(refused: ErrorReply) -> Result<ErrorReply, Malformed> {
     if !is_at_limit {
         return Ok(refused);
     }
-    let mut times = Times::default();
-    for field in reply.elements() {
-        times.take(&field?);
-    }
+    let times = RawDocument::from_bytes(&refused.body).map(Times::of_raw);
     Ok(ErrorReply {
-        body: WriteRefusal::TimeLimit.body(&times),
+        body: WriteRefusal::TimeLimit.body(&times.unwrap_or_default()),
     })
 }

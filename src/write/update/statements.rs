@@ -12,7 +12,9 @@ use crate::command::batch::BATCH_MAX;
 use crate::command::statement::StatementKind;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Times, WriteError, WriteRefusal, WriteReply};
+use crate::reply::{Times, WriteError, WriteRefusal, WriteReply, loses_results};
+use crate::server::definite::of_another_primary;
+use crate::server::reply::code;
 use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
@@ -132,7 +134,7 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
                 return Ok(true);
             }
-            StatementResult::ErrorReply(body) => self.failed = Some(body),
+            StatementResult::ErrorReply(body) => self.fail(index..index + 1, body)?,
             StatementResult::Duplicate(key) => {
                 let duplicate = self.op.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
@@ -155,7 +157,7 @@ impl<'a> Modify<'_, 'a> {
                 self.is_out_of_time = false;
                 self.reply.add_statements(Doc::new(&reply)?, first)?;
             }
-            Ok((reply, false)) => self.failed = Some(reply),
+            Ok((reply, false)) => self.fail(positions, reply)?,
             Err(refusal) if self.is_of_one_statement(&refusal) => {
                 let refused = if self.op.command.ordered { 1 } else { positions.len() };
                 for position in positions.take(refused) {
@@ -163,6 +165,24 @@ impl<'a> Modify<'_, 'a> {
                 }
             }
             Err(refusal) => self.failed = Some(refusal.body(&Times::default())),
+        }
+        Ok(())
+    }
+
+    /// Notes that the command for these statements failed with this reply. It is the client's reply, unless the results of the other
+    /// statements would be lost.
+    fn fail(&mut self, positions: Range<usize>, body: Vec<u8>) -> Result<(), Malformed> {
+        let failed = Doc::new(&body)?;
+        // As a member of a replica set, which a driver must recognise by its reply.
+        let is_deposed = self.op.protected.is_on_one_replica_set && code(failed)?.is_some_and(of_another_primary);
+        let has_others = self.reply.has_results() && !self.reply.is_in_transaction();
+        if is_deposed || !has_others || !loses_results(failed, self.op.client_deadline.is_some())? {
+            self.failed = Some(body);
+            return Ok(());
+        }
+        let count = if self.op.command.ordered { 1 } else { positions.len() };
+        for position in positions.take(count) {
+            self.reply.error(position, WriteError::of_reply(failed)?);
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl Transactional {
     ) -> Result<Option<SentDocuments>, ForwardError> {
         let mut progress = InsertProgress::new(candidates.len());
         match self.try_in_group(op, candidates, ReservationMode::Written).await? {
-            TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+            TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered)?,
             TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
         }
@@ -96,7 +96,7 @@ impl Transactional {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
             let tried = self.try_in_group(op, &these, ReservationMode::Checked).await?;
             match create_for(op, tried).await? {
-                TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+                TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered)?,
                 TransactionOutcome::DoneBefore(statements) => {
                     let is_done = |index: &usize| {
                         let statement = Self::statement(op, ready[*index].position);

@@ -1,7 +1,7 @@
 //! Tracks documents that are inserted by transactions: the inserted ones, the refused ones, and the ones to try next.
 
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::WriteError;
+use crate::reply::{ConcernError, WriteError};
 use crate::write::forward::Outcome;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 
@@ -18,6 +18,8 @@ pub struct InsertProgress {
     n: usize,
     retried: Vec<i32>,
     last: Option<Vec<u8>>,
+    /// Of all commits.
+    concern_error: ConcernError,
     failed: Option<Vec<u8>>,
     has_ended: bool,
     has_moved: bool,
@@ -34,6 +36,7 @@ impl InsertProgress {
             n: 0,
             retried: Vec::new(),
             last: None,
+            concern_error: ConcernError::default(),
             failed: None,
             has_ended: false,
             has_moved: false,
@@ -62,16 +65,18 @@ impl InsertProgress {
     }
 
     /// Notes that the tried documents are inserted, according to the server's `reply`.
-    pub fn committed(&mut self, reply: Vec<u8>, ordered: bool) {
+    pub fn committed(&mut self, reply: Vec<u8>, ordered: bool) -> Result<(), Malformed> {
         self.n += self.most;
         for index in self.left.drain(..self.most) {
             self.outcomes[index] = Some(Outcome::Applied);
         }
+        self.concern_error.take_from(Doc::new(&reply)?)?;
         self.last = Some(reply);
         self.moved();
         if let Some(error) = self.behind.take() {
             self.refused(0, error, ordered);
         }
+        Ok(())
     }
 
     /// Notes the documents whose statements took effect in an earlier try of the command.
@@ -150,7 +155,9 @@ impl InsertProgress {
         let mut body = Builder::new();
         body.int32("n", i32::try_from(self.n).unwrap_or(i32::MAX));
         let last = Doc::new(self.last.as_deref().unwrap_or(Doc::empty().bytes()))?;
-        body.elements_where(last, |element| element.name != b"n")?;
+        let is_composed = |name: &[u8]| matches!(name, b"n" | b"writeConcernError" | b"errorLabels");
+        body.elements_where(last, |element| !is_composed(element.name))?;
+        self.concern_error.append_to(&mut body)?;
         if !self.retried.is_empty() {
             body.int32s("retriedStmtIds", self.retried);
         }
@@ -185,7 +192,9 @@ mod tests {
             let now = tries.next().copied().unwrap_or_default();
             match these.iter().position(|document| now[*document]) {
                 Some(index) => progress.refused(index, error(), ordered),
-                None => progress.committed(rawdoc! { "n": 1, "ok": 1.0 }.into_bytes(), ordered),
+                None => progress
+                    .committed(rawdoc! { "n": 1, "ok": 1.0 }.into_bytes(), ordered)
+                    .unwrap(),
             }
             assert!(progress.has_moved() || progress.has_ended());
         }
@@ -203,6 +212,22 @@ mod tests {
                 .iter()
                 .all(|outcome| matches!(outcome, Some(Outcome::Applied)))
         );
+    }
+
+    #[test]
+    fn a_late_commit_is_reported_though_another_one_follows() {
+        let mut progress = InsertProgress::new(3);
+        progress.refused(1, error(), false);
+        let late = rawdoc! { "code": 64, "errmsg": "waiting for replication timed out" };
+        let committed = rawdoc! { "n": 1, "writeConcernError": late.clone(), "ok": 1.0 };
+        progress.committed(committed.into_bytes(), false).unwrap();
+        let committed = rawdoc! { "n": 1, "ok": 1.0 };
+        progress.committed(committed.into_bytes(), false).unwrap();
+        let sent = progress.into_sent().unwrap();
+        let reply = Doc::new(&sent.body).unwrap();
+        assert_eq!(reply.whole_number("n").unwrap(), Some(2));
+        let error = reply.nested("writeConcernError").unwrap().unwrap();
+        assert_eq!(error.bytes(), late.as_bytes());
     }
 
     proptest! {

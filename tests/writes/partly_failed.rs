@@ -1,0 +1,112 @@
+//! Commands of which one part fails as a whole, or is late for its write concern: the client gets the results of the other parts.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bson::{Document, doc};
+use testbed::Cluster;
+use testkit::altering::Altering;
+use testkit::wire::send;
+use testkit::{Keyward, shard_on_two};
+
+/// A Keyward whose upstream answers the `number`th command of this name on `users` with `fields` in place of its own reply's.
+fn behind(database: &'static str, name: &'static str, number: usize, fields: &Document) -> (Altering, Keyward) {
+    let cluster = Cluster::shared();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let (seen, fields) = (AtomicUsize::new(0), fields.clone());
+    let upstream = Altering::replies(cluster.router_address(), move |request, reply| {
+        let has = |field, value| request.get_str(field).is_ok_and(|own| own == value);
+        let is_meant = has(name, "users") && has("$db", database);
+        if is_meant && seen.fetch_add(1, Ordering::Relaxed) + 1 == number {
+            reply.extend(fields.clone());
+        }
+    });
+    let email = format!("  - {{ collection: {namespace}, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let keyward = Keyward::start(&upstream.uri(), &email);
+    (upstream, keyward)
+}
+
+fn failed() -> Document {
+    doc! { "ok": 0.0, "code": 8, "codeName": "UnknownError", "errmsg": "no more" }
+}
+
+fn user(id: i32) -> Document {
+    doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": format!("{id}@x") }
+}
+
+fn insert(documents: Vec<Document>) -> Document {
+    doc! { "insert": "users", "documents": documents, "ordered": false }
+}
+
+/// Gives the user another key.
+fn change(id: i32) -> Document {
+    doc! { "q": { "_id": id, "region": user(id).get_str("region").unwrap() }, "u": { "$set": { "email": format!("{id}@y") } } }
+}
+
+/// The positions and codes of a reply's write errors.
+fn errors(reply: &Document) -> Vec<(i32, i32)> {
+    let errors = reply.get_array("writeErrors").map(Vec::as_slice).unwrap_or_default();
+    let errors = errors.iter().map(|error| error.as_document().unwrap());
+    errors
+        .map(|error| (error.get_i32("index").unwrap(), error.get_i32("code").unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_statement_that_fails_leaves_the_others_their_results() {
+    let database = "partly_updated";
+    let (_upstream, keyward) = behind(database, "update", 2, &failed());
+    send(&keyward.address, database, insert((1..5).map(user).collect())).unwrap();
+    let updates: Vec<Document> = (1..5).map(change).collect();
+    let update = doc! { "update": "users", "updates": updates, "ordered": false };
+    let reply = send(&keyward.address, database, update).unwrap();
+    assert_eq!(errors(&reply), [(1, 8)], "{reply}");
+    assert_eq!(reply.get_i32("nModified").unwrap(), 3, "{reply}");
+}
+
+#[test]
+fn a_slice_that_fails_leaves_the_others_their_results() {
+    let database = "partly_inserted";
+    let (_upstream, keyward) = behind(database, "insert", 2, &failed());
+    let reply = send(&keyward.address, database, insert((0..2_002).map(user).collect())).unwrap();
+    assert_eq!(errors(&reply), [(2_000, 8), (2_001, 8)], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 2_000, "{reply}");
+}
+
+#[test]
+fn an_operation_of_a_bulk_write_that_fails_leaves_the_others_their_results() {
+    let database = "partly_written";
+    let (_upstream, keyward) = behind(database, "update", 1, &failed());
+    send(&keyward.address, database, insert(vec![user(1)])).unwrap();
+    let update = doc! { "update": 0, "filter": change(1).get_document("q").unwrap(), "updateMods": change(1).get_document("u").unwrap() };
+    let insert = |id| doc! { "insert": 0, "document": user(id) };
+    let namespace = doc! { "ns": format!("{database}.users") };
+    let bulk = |ordered, first, last| {
+        let operations = vec![insert(first), update.clone(), insert(last)];
+        doc! { "bulkWrite": 1, "ops": operations, "nsInfo": [namespace.clone()], "ordered": ordered }
+    };
+    let reply = send(&keyward.address, "admin", bulk(false, 2, 3)).unwrap();
+    assert_eq!(reply.get_i32("nInserted").unwrap(), 2, "{reply}");
+    assert_eq!(reply.get_i32("nErrors").unwrap(), 1, "{reply}");
+    let entries = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    let failed = doc! { "ok": 0.0, "idx": 1, "code": 8, "errmsg": "no more", "n": 0, "nModified": 0 };
+    assert_eq!(entries[1].as_document().unwrap(), &failed, "{reply}");
+}
+
+/// The label lets the driver send the command again, though another part came later.
+#[test]
+fn an_error_of_the_write_concern_keeps_its_label() {
+    let database = "partly_late";
+    let late = doc! {
+        "writeConcernError": { "code": 11_602, "codeName": "InterruptedDueToReplStateChange", "errmsg": "stepped down" },
+        "errorLabels": ["RetryableWriteError"],
+    };
+    let (_upstream, keyward) = behind(database, "update", 1, &late);
+    send(&keyward.address, database, insert(vec![user(1), user(2)])).unwrap();
+    let update = doc! { "update": "users", "updates": [change(1), change(2)] };
+    let reply = send(&keyward.address, database, update).unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 2, "{reply}");
+    for (name, value) in late {
+        assert_eq!(reply.get(&name), Some(&value), "{reply}");
+    }
+}

@@ -33,6 +33,7 @@ pub use waiting::{ClientAddress, WaitingClient, WaitingClients};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::oid::ObjectId;
 use tokio::time::Instant;
 
 use crate::authorization::{Actions, Rights};
@@ -219,12 +220,13 @@ fn has_only(catalog: &Catalog, namespace: &Namespace, made: &[ClientConstraint])
     })
 }
 
-/// Ends the constraints that clients made on the collections that `write` dropped, if the server's reply says that it did: the indexes
-/// are gone with them.
-pub async fn end_constraints_of_dropped(write: &Write<'_>, answer: &[u8], service: &Service, catalog: &Catalog) {
-    let is_ok = Doc::new(answer).and_then(reply::is_ok).unwrap_or(false);
-    let Some(list) = service.client_list.as_ref().filter(|_| is_ok) else {
-        return;
+/// The entries of the constraints that clients made on the collections that `write` is about to drop. An entry of a later
+/// `createIndexes` has another number, so it stays.
+///
+/// The list says which: this Keyward may not have applied its newest version yet. If it can't be read, `catalog` says which.
+pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &Catalog) -> Vec<ObjectId> {
+    let (Some(list), Write::Drop(_) | Write::DropDatabase { .. }) = (&service.client_list, write) else {
+        return Vec::new();
     };
     let is_dropped = |namespace: &Namespace| match write {
         Write::Drop(target) => {
@@ -233,16 +235,29 @@ pub async fn end_constraints_of_dropped(write: &Write<'_>, answer: &[u8], servic
         Write::DropDatabase { database } => namespace.database.as_bytes() == *database,
         _ => false,
     };
+    let error = match list.store.read_current().await {
+        Ok(list) => {
+            let dropped = list.constraints.iter();
+            let dropped = dropped.filter(|entry| is_dropped(entry.constraint.namespace()));
+            return dropped.map(|entry| entry.id).collect();
+        }
+        Err(error) => error,
+    };
+    tracing::warn!(%error, "the newest constraints of a dropped collection may stay; send dropIndexes for them once it is created again");
     let dropped = catalog.all().filter(|protected| is_dropped(&protected.namespace));
     let constraints = dropped.flat_map(|protected| &protected.constraints);
-    let entries: Vec<_> = constraints
+    constraints
         .filter_map(|proxy| proxy.constraint.client_entry())
-        .collect();
-    if entries.is_empty() {
+        .collect()
+}
+
+/// Ends the constraints of these entries, if the server's reply says that it dropped their collections: the indexes are gone with them.
+pub async fn end_constraints_of_dropped(entries: &[ObjectId], answer: &[u8], service: &Service) {
+    let is_ok = Doc::new(answer).and_then(reply::is_ok).unwrap_or(false);
+    let Some(list) = service.client_list.as_ref().filter(|_| is_ok && !entries.is_empty()) else {
         return;
-    }
-    // An entry of a later createIndexes has another number.
-    if let Err(error) = list.remove(&entries).await {
+    };
+    if let Err(error) = list.remove(entries).await {
         tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
     }
 }

@@ -419,6 +419,7 @@ impl MessageHandler<'_> {
         if changes_shard_key {
             self.leave_epoch().await?;
         }
+        let to_end = indexes::constraints_to_end(write, self.service, &self.catalog).await;
         let timer = commands.protected_seconds.start_timer();
         let plan = Plan::of(write, message, change, &self.catalog);
         // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
@@ -433,7 +434,7 @@ impl MessageHandler<'_> {
         }
         match &served {
             Served::Reply(reply) => {
-                indexes::end_constraints_of_dropped(write, reply, self.service, &self.catalog).await;
+                indexes::end_constraints_of_dropped(&to_end, reply, self.service).await;
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
             }

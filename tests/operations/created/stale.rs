@@ -36,6 +36,19 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
     assert!(reply.to_string().contains("11000"), "{reply}");
 }
 
+#[test]
+fn a_drop_ends_constraints_that_its_keyward_does_not_know_yet() {
+    const DATABASE: &str = "created_before_drop";
+    shard_users(DATABASE);
+    let [quick, late] = [start(), start()];
+    let reply = sent_to_frozen(&late, DATABASE, &doc! { "dropDatabase": 1 }, || {
+        must(&reply(&quick, DATABASE, &create([unique_email()])));
+    });
+    must(&reply);
+    shard_users(DATABASE);
+    until_no_constraint(&quick, DATABASE);
+}
+
 /// Two Keywards, and a client's constraint that both apply.
 fn two_with_unique_email(database: &str) -> (Keyward, Keyward) {
     shard_users_of(&QUIET, database);

@@ -12,7 +12,7 @@ use super::specification::has_key;
 use super::{IndexContext, refused};
 use crate::authorization::Actions;
 use crate::classify::Target;
-use crate::client_constraints::ClientConstraints;
+use crate::client_constraints::{BuildState, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
@@ -118,7 +118,8 @@ async fn without_index(
 
 /// Takes the constraints out of `list`, which was read before the server dropped their indexes. Returns those that it took out.
 ///
-/// Since then another client may have made an index again. It has changed the list, so the constraint stays with its index.
+/// Since then another client may have made an index again. It has changed the list, so the constraint stays with its index. It may also have
+/// made another constraint, whose index the server dropped with the others.
 async fn take_out(
     context: &IndexContext<'_>,
     mut list: ClientConstraints,
@@ -138,9 +139,29 @@ async fn take_out(
             Ok(list) => list,
             Err(error) => return Ok(Err(error.into())),
         };
+        let built = built_since(&entries, context, &list, namespace, body)?;
+        constraints.extend(built);
         constraints = match without_index(constraints, namespace, body, upstream).await? {
             Some(constraints) => constraints,
             None => return Ok(Err(IndexRefusal::Unlisted(namespace.clone()))),
         };
     }
+}
+
+/// The constraints of `list` that the command ends, too, and that were built since `entries` were read. One that is still being built makes
+/// its index again.
+fn built_since(
+    entries: &[ObjectId],
+    context: &IndexContext<'_>,
+    list: &ClientConstraints,
+    namespace: &Namespace,
+    body: Doc<'_>,
+) -> Result<Vec<Arc<Constraint>>, Malformed> {
+    let mut built = dropped(&constraints_on(context, list, namespace), body)?.unwrap_or_default();
+    built.retain(|constraint| {
+        let entry = constraint.client_entry().filter(|id| !entries.contains(id));
+        let entry = entry.and_then(|id| list.entry(id));
+        entry.is_some_and(|entry| entry.state == BuildState::Built)
+    });
+    Ok(built)
 }

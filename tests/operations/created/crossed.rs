@@ -57,6 +57,28 @@ fn an_index_made_again_amid_its_drop_stays_a_constraint() {
     assert_eq!(insert_pair(&slow, DATABASE, 3, "y"), [Ok(()), Ok(())]);
 }
 
+/// Otherwise the other one would go on to hold without its index.
+#[test]
+fn a_constraint_made_before_all_indexes_are_dropped_ends_with_the_others() {
+    const DATABASE: &str = "created_before_all_dropped";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true, "sparse": true };
+    must(&reply(&quick, DATABASE, &create([number])));
+    std::thread::scope(|scope| {
+        let held = hold(&relay, "dropIndexes", "users");
+        let drop_all = doc! { "dropIndexes": "users", "index": "*" };
+        let dropped = scope.spawn(move || reply(&slow, DATABASE, &drop_all));
+        held.wait();
+        must(&reply(&quick, DATABASE, &create([unique_email()])));
+        drop(held);
+        must(&dropped.join().unwrap());
+    });
+    assert_eq!(unique_indexes(&quick, DATABASE), [""; 0]);
+    assert_eq!(insert_pair(&quick, DATABASE, 1, "x"), [Ok(()), Ok(())]);
+}
+
 /// Otherwise the constraint holds, but no client sees it, and queries have no index.
 #[test]
 fn an_index_dropped_before_its_constraint_is_listed_is_made_again() {

@@ -111,12 +111,17 @@ fn drop_database<'a>(command: &CommandHead<'a>, protection: &impl Protection) ->
 
 fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let body = command.message.body;
-    if body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some() {
+    if is_stated(body, b"viewOn")? || is_stated(body, b"timeseries")? {
         let named = Target::in_database(command.database, &command.first);
         return Ok(refuse_known(named, command, protection));
     }
     let refusal = collates(command, protection)?.or(encrypts(command, protection)?);
     Ok(define(refusal, command, protection))
+}
+
+/// Whether a command states this option. The server ignores null.
+fn is_stated(body: Doc<'_>, option: &[u8]) -> Result<bool, Malformed> {
+    body.any(|field| Ok(field.name == option && !field.is_nothing()))
 }
 
 /// Refuses a definition for `refusal`, or because the collection is Keyward's own.
@@ -161,7 +166,7 @@ fn indexed<'a>(command: &CommandHead<'a>) -> Option<Target<'a>> {
 fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let targets = || Target::whole(&command.first);
     // It would make the collection a view of buckets, each with many documents.
-    if command.message.body.get("timeseries")?.is_some() {
+    if is_stated(command.message.body, b"timeseries")? {
         return Ok(refuse_known(targets(), command, protection));
     }
     let found = Target::find(targets(), protection);
@@ -188,7 +193,7 @@ fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection)
 fn encrypts(command: &CommandHead<'_>, protection: &impl Protection) -> Result<Option<CommandRefusal>, Malformed> {
     for field in command.message.body.elements() {
         let field = field?;
-        if field.name != b"encryptedFields" {
+        if field.name != b"encryptedFields" || field.is_nothing() {
             continue;
         }
         let listed = EncryptedFields::of_element(&field);

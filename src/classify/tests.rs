@@ -397,6 +397,17 @@ fn what_cannot_be_protected_is_refused() {
             Unprotectable,
         ),
         ("shop", doc! { "create": "others", "encryptedFields": {} }, Forward),
+        (
+            "shop",
+            doc! { "create": "users", "viewOn": null, "timeseries": Bson::Undefined, "encryptedFields": null },
+            Forward,
+        ),
+        ("shop", doc! { "collMod": "users", "encryptedFields": null }, Forward),
+        (
+            "admin",
+            doc! { "shardCollection": "shop.users", "key": {}, "timeseries": null },
+            Write,
+        ),
         ("shop", encrypting("create", "users", "email"), OtherRefusal),
         ("shop", encrypting("create", "users", "email.local"), OtherRefusal),
         ("shop", encrypting("collMod", "users", "email"), OtherRefusal),

@@ -34,6 +34,7 @@ impl Listing {
     fn with_filter(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
         let filter = match body.get("filter")? {
             Some(filter) if filter.kind == ElementType::EmbeddedDocument => Some(Doc::new(filter.value)?),
+            Some(filter) if filter.is_nothing() => None,
             Some(_) => return Ok(None),
             None => None,
         };
@@ -199,6 +200,11 @@ mod tests {
         }
         let list = doc! { "listDatabases": 1, "filter": { "name": "keyward" }, "$db": "admin" };
         assert_eq!(hidden(Listing::Databases, &list), None);
+        let without = doc! { "listDatabases": 1, "$db": "admin" };
+        for nothing in [Bson::Null, Bson::Undefined] {
+            let list = doc! { "listDatabases": 1, "filter": nothing, "$db": "admin" };
+            assert_eq!(hidden(Listing::Databases, &list), hidden(Listing::Databases, &without));
+        }
         let odd = doc! { "listDatabases": 1, "filter": 1, "$db": "admin" };
         assert_eq!(hidden(Listing::Databases, &odd), None);
     }

@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use futures_util::StreamExt;
 use mongodb::Client;
 use mongodb::change_stream::ChangeStream;
 use mongodb::change_stream::event::{ChangeStreamEvent, OperationType};
 use testbed::{Cluster, ReplicaSet};
-use testkit::{Keyward, shard_on_two};
+use testkit::{Keyward, run, shard_on_two};
 
 /// A Keyward in front of `upstream` with a constraint on `database.users`.
 fn keyward(upstream: &str, database: &str) -> Keyward {
@@ -76,6 +76,48 @@ async fn lists_hide_them_on_a_cluster() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_hide_them_on_a_replica_set() {
     lists_hide_them(&ReplicaSet::shared().uri(), "hidden_on_set").await;
+}
+
+/// The names in the reply to a command that lists.
+async fn listed(client: &Client, database: &str, command: Document) -> Vec<String> {
+    let reply = run(client, database, command).await;
+    let listed = match reply.get_document("cursor") {
+        Ok(cursor) => cursor.get_array("firstBatch"),
+        Err(_) => reply.get_array("databases"),
+    };
+    let listed = listed.unwrap_or_else(|_| panic!("{reply}"));
+    let names = listed.iter().map(|one| one.as_document().unwrap().get_str("name"));
+    names.map(|name| name.unwrap().to_owned()).collect()
+}
+
+async fn lists_without_a_filter_hide_them(upstream: &str, database: &str) {
+    let keyward = keyward(upstream, database);
+    let through = keyward.client().await;
+    let past = Client::with_uri_str(upstream).await.unwrap();
+    for nothing in [Bson::Null, Bson::Undefined] {
+        for (database, list) in [(database, "listCollections"), ("admin", "listDatabases")] {
+            let command = doc! { list: 1, "nameOnly": true, "filter": nothing.clone() };
+            let is_own = |name: &String| name.starts_with("keyward");
+            // The server takes it for no filter.
+            assert!(listed(&past, database, command.clone()).await.iter().any(is_own));
+            let shown = listed(&through, database, command.clone()).await;
+            assert!(!shown.is_empty() && !shown.iter().any(is_own), "{command}: {shown:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_with_a_filter_of_null_hide_them_on_a_cluster() {
+    const DATABASE: &str = "hidden_without_filter";
+    lists_without_a_filter_hide_them(&sharded(DATABASE).uri(), DATABASE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_with_a_filter_of_null_hide_them_on_a_replica_set() {
+    const DATABASE: &str = "hidden_without_filter";
+    let set = ReplicaSet::shared();
+    run(&set.client(), DATABASE, doc! { "create": "users" }).await;
+    lists_without_a_filter_hide_them(&set.uri(), DATABASE).await;
 }
 
 async fn next(stream: &mut ChangeStream<ChangeStreamEvent<Document>>, database: &str) -> ChangeStreamEvent<Document> {

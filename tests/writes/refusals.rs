@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use mongodb::Client;
-use testbed::{ReplicaSet, node_project};
+use testbed::{Cluster, ReplicaSet, node_project};
 use testkit::{Keyward, comparable, run};
 
 #[test]
@@ -207,6 +207,54 @@ async fn a_collection_is_made_without_encrypting_what_a_constraint_reads() {
     assert!(!names.contains(&"users".to_owned()), "{names:?}");
     let reply = run(&client, database, encrypting("phone")).await;
     assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+}
+
+/// The server ignores it.
+#[tokio::test]
+async fn an_option_of_null_is_not_refused() {
+    let database = "refused_null";
+    let (_keyward, client, direct) = with_a_user(database).await;
+    for nothing in [Bson::Null, Bson::Undefined] {
+        for (command, option) in [
+            ("create", "viewOn"),
+            ("create", "timeseries"),
+            ("create", "encryptedFields"),
+            ("collMod", "encryptedFields"),
+        ] {
+            let mut codes = Vec::new();
+            for (client, collection) in [(&direct, "native"), (&client, "users")] {
+                if command == "create" {
+                    run(client, database, doc! { "drop": collection }).await;
+                }
+                let reply = run(client, database, doc! { command: collection, option: nothing.clone() }).await;
+                let is_accepted = reply.get_f64("ok").ok() == Some(1.0);
+                // Not every server has the option in collMod.
+                assert!(is_accepted || command == "collMod", "{command} {option}: {reply}");
+                codes.push(reply.get_i32("code").ok());
+            }
+            assert_eq!(codes[0], codes[1], "{command} {option}");
+        }
+    }
+    let users = vec![doc! { "_id": 1, "email": "1@x" }, doc! { "_id": 2, "email": "1@x" }];
+    let reply = run(&client, database, doc! { "insert": "users", "documents": users }).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+}
+
+#[tokio::test]
+async fn a_collection_is_sharded_with_a_time_series_of_null() {
+    let database = "refused_null_shards";
+    let cluster = Cluster::shared();
+    cluster.run(database, doc! { "create": "users" }).unwrap();
+    let constraints = format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n");
+    let keyward = Keyward::start(&cluster.uri(), &constraints);
+    for nothing in [Bson::Null, Bson::Undefined] {
+        let shard = |collection: &str| {
+            let namespace = format!("{database}.{collection}");
+            doc! { "shardCollection": namespace, "key": { "region": 1 }, "timeseries": nothing.clone() }
+        };
+        cluster.run("admin", shard("native")).unwrap();
+        assert!(keyward.run("admin", shard("users")).is_ok());
+    }
 }
 
 /// The constraint has its keys under the collation that the collection had.

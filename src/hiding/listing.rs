@@ -21,7 +21,8 @@ pub enum Listing {
 }
 
 impl Listing {
-    /// The command without what is Keyward's own; nothing if the client asks for it, or if only the server can judge the command.
+    /// The command whose reply leaves out what is Keyward's own, unless the client asks for that. Returns nothing if Keyward forwards the
+    /// command unchanged, and its reply: if the client asks for Keyward's own collections, or if only the server can judge the command.
     pub(super) fn hiding(self, body: Doc<'_>) -> Option<Vec<u8>> {
         let hiding = match self {
             Listing::Collections | Listing::Databases => self.with_filter(body),
@@ -38,12 +39,16 @@ impl Listing {
             Some(_) => return Ok(None),
             None => None,
         };
-        let name = filter.map(|filter| filter.get("name")).transpose()?.flatten();
-        // One name is asked for: the server then reads one collection, instead of all.
-        if let Some(name) = name
-            && (name.as_string_bytes().is_some() || names_own(&name)?)
-        {
-            return Ok(None);
+        if let Some(name) = filter.map(|filter| filter.get("name")).transpose()?.flatten() {
+            let is_own = names_own(&name)?;
+            match self {
+                // The reply may still list a database that was dropped.
+                Listing::Databases if is_own => return Ok(Some(body.bytes().to_vec())),
+                Listing::Databases => {}
+                // One name is asked for: the server then reads one collection, instead of all.
+                _ if is_own || name.as_string_bytes().is_some() => return Ok(None),
+                _ => {}
+            }
         }
         let mut command = Builder::new();
         command.elements_where(body, |field| field.name != b"filter")?;
@@ -199,7 +204,7 @@ mod tests {
             assert_eq!(hidden(Listing::Collections, &list).is_some(), is_hidden, "{name}");
         }
         let list = doc! { "listDatabases": 1, "filter": { "name": "keyward" }, "$db": "admin" };
-        assert_eq!(hidden(Listing::Databases, &list), None);
+        assert_eq!(hidden(Listing::Databases, &list), Some(list));
         let without = doc! { "listDatabases": 1, "$db": "admin" };
         for nothing in [Bson::Null, Bson::Undefined] {
             let list = doc! { "listDatabases": 1, "filter": nothing, "$db": "admin" };

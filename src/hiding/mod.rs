@@ -36,11 +36,23 @@ pub async fn serve(
     }
     let mut emptied = Vec::new();
     for database in catalog.databases().filter_map(|name| str::from_utf8(name).ok()) {
-        if is_emptied(client, database).await {
+        if lists(Doc::new(&answer)?, database)? && is_emptied(client, database).await {
             emptied.push(database.as_bytes());
         }
     }
     Ok(Some(without_databases(Doc::new(&answer)?, &emptied)?))
+}
+
+/// Whether the reply to a `listDatabases` lists this database.
+fn lists(answer: Doc<'_>, name: &str) -> Result<bool, Malformed> {
+    let Some(databases) = answer.nested("databases")? else {
+        return Ok(false);
+    };
+    databases.any(|database| {
+        let listed = database.as_document_or_array()?.map(|database| database.get("name"));
+        let listed = listed.transpose()?.flatten();
+        Ok(listed.is_some_and(|listed| listed.as_string_bytes() == Some(name.as_bytes())))
+    })
 }
 
 /// Whether a protected database has no collection but Keyward's own, which Keyward asks as its own user: it was dropped.

@@ -59,11 +59,23 @@ async fn lists_hide_them(upstream: &str, database: &str) {
     let own = collections(&keyward, database, named).await;
     assert!(own.contains(&"keyward.users.email_1".to_owned()), "{own:?}");
     assert!(is_listed(&keyward, database).await);
+    let named = client.list_database_names().filter(doc! { "name": database });
+    assert_eq!(named.await.unwrap(), [database]);
     assert!(!is_listed(&keyward, "keyward").await);
     let register = client.list_database_names().filter(doc! { "name": "keyward" });
     assert_eq!(register.await.unwrap(), ["keyward"]);
     client.database(database).drop().await.unwrap();
     assert!(!is_listed(&keyward, database).await);
+    let pattern = doc! { "name": { "$regex": format!("^{database}$") } };
+    let with_register = doc! { "name": { "$in": [database, "keyward"] } };
+    for (filter, shown) in [
+        (doc! { "name": database }, vec![]),
+        (pattern, vec![]),
+        (with_register, vec!["keyward"]),
+    ] {
+        let named = client.list_database_names().filter(filter.clone()).await.unwrap();
+        assert_eq!(named, shown, "{filter}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

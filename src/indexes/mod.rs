@@ -7,6 +7,7 @@
 //! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
 //! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.
 
+mod beside;
 mod build;
 mod building;
 mod command;

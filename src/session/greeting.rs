@@ -14,7 +14,7 @@ use crate::server::code;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::tls::{Acceptor, Client, is_handshake};
 use crate::upstream::{Connection, Upstream};
-use crate::wire::{Header, Rejection, Request, ServerError};
+use crate::wire::{Envelope, Header, Rejection, ServerError};
 
 /// The answer of mongod 6.0.5 to HTTP on its port.
 const HTTP_ANSWER: &[u8] =
@@ -116,13 +116,64 @@ fn tls_required() -> ServerError {
     ServerError::new(code::SSL_HANDSHAKE_FAILED, message.to_owned())
 }
 
-/// Answers the first message with an error.
+/// Answers the first message with an error. It unpacks nothing: the client hasn't authenticated, and no limit holds for unpacking here.
 async fn send_error(client_in: &Incoming, client_out: &mut Outgoing, error: ServerError) -> Result<(), End> {
-    let mut scratch = Vec::new();
     let message = client_in.inbox.message()?.unwrap_or_default();
-    let envelope = Request::read(message, None, &mut scratch)?.envelope;
+    let envelope = Envelope::without_unpacking(message)?;
     if !envelope.wants_reply() {
         return Ok(());
     }
     closing::send(&envelope, &error.body(), 1, client_out).await
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::wire::{MESSAGE_BYTES_MAX, OpCode};
+
+    /// A compressed message of `op_code` that states the greatest size. It can't be unpacked, but its memory would be allocated.
+    fn packed(op_code: OpCode) -> Vec<u8> {
+        let size = i32::try_from(MESSAGE_BYTES_MAX - Header::SIZE).unwrap();
+        let zlib = 2;
+        let body = [&op_code.0.to_le_bytes()[..], &size.to_le_bytes(), &[zlib], &[0xff; 9]].concat();
+        let header = Header {
+            length: Header::SIZE + body.len(),
+            request_id: 7,
+            response_to: 0,
+            op_code: OpCode::COMPRESSED,
+        };
+        [&header.bytes()[..], &body].concat()
+    }
+
+    /// The reply to a first message that gets an error.
+    async fn reply_to(message: &[u8]) -> (Result<(), End>, Vec<u8>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (opened, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (mut client_in, mut client_out) = stream::split(accepted.unwrap().0).unwrap();
+        client_in.inbox.space(message.len()).put_slice(message);
+        let sent = send_error(&client_in, &mut client_out, tls_required()).await;
+        drop((client_in, client_out));
+        let mut reply = Vec::new();
+        opened.unwrap().read_to_end(&mut reply).await.unwrap();
+        (sent, reply)
+    }
+
+    #[tokio::test]
+    async fn a_compressed_first_message_is_refused_without_unpacking_it() {
+        for op_code in [OpCode::MSG, OpCode::QUERY] {
+            let (sent, reply) = reply_to(&packed(op_code)).await;
+            sent.unwrap();
+            let header = Header::read(&reply).unwrap().unwrap();
+            assert_eq!((header.length, header.response_to), (reply.len(), 7));
+            assert_eq!(header.op_code == OpCode::MSG, op_code == OpCode::MSG);
+        }
+        let (sent, reply) = reply_to(&packed(OpCode::COMPRESSED)).await;
+        assert!(matches!(sent, Err(End::Refused(Rejection::NestedCompression))));
+        assert_eq!(reply, b"");
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! The [`Envelope`] outlives the parse, because a rejected request is also answered in the request's form.
 
+use super::compressed::Prefix;
 use super::rejection::ERROR_TEXT_BYTES_MAX;
 use super::{
     Compressor, Draft, Flags, Header, OpCode, OpMsg, OpQuery, OpReply, Rejection, ServerError, TooLong, compress,
@@ -66,10 +67,6 @@ impl<'a> Request<'a> {
     }
 
     fn read_unpacked(message: &'a [u8], header: Header, compressor: Option<Compressor>) -> Self {
-        let flags = match header.op_code {
-            OpCode::MSG => Flags::of(message).unwrap_or_default(),
-            _ => Flags::default(),
-        };
         let parsed = match header.op_code {
             OpCode::MSG => match OpMsg::parse(message) {
                 Ok(parsed) => Ok(Message::Msg(parsed)),
@@ -84,10 +81,8 @@ impl<'a> Request<'a> {
         };
         Request {
             envelope: Envelope {
-                request_id: header.request_id,
-                op_code: header.op_code,
-                flags,
                 compressor,
+                ..Envelope::of(message, header)
             },
             unpacked: message,
             parsed,
@@ -96,6 +91,40 @@ impl<'a> Request<'a> {
 }
 
 impl Envelope {
+    /// The form of a whole message that Keyward must not unpack. If the message is packed, its flags are unknown, and its reply isn't
+    /// packed. A driver reads such a reply, too.
+    ///
+    /// # Errors
+    /// The [`Rejection`] of a message in which another packed one is stated, or whose form can't be read.
+    pub fn without_unpacking(message: &[u8]) -> Result<Envelope, Rejection> {
+        let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
+        if outer.op_code != OpCode::COMPRESSED {
+            return Ok(Envelope::of(message, outer));
+        }
+        let op_code = Prefix::read(message).ok_or(Rejection::Compression)?.op_code;
+        match op_code {
+            OpCode::COMPRESSED => Err(Rejection::NestedCompression),
+            _ => Ok(Envelope {
+                op_code,
+                ..Envelope::of(message, outer)
+            }),
+        }
+    }
+
+    /// The form of a message that came as `message`.
+    fn of(message: &[u8], header: Header) -> Envelope {
+        let flags = match header.op_code {
+            OpCode::MSG => Flags::of(message).unwrap_or_default(),
+            _ => Flags::default(),
+        };
+        Envelope {
+            request_id: header.request_id,
+            op_code: header.op_code,
+            flags,
+            compressor: None,
+        }
+    }
+
     /// Whether the client waits for a reply.
     pub fn wants_reply(&self) -> bool {
         !self.flags.has(Flags::MORE_TO_COME)

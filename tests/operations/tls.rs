@@ -128,6 +128,22 @@ fn support_output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Unpacking it would cost other clients memory and time. Its bytes can't be unpacked, so an answer shows that Keyward didn't try.
+#[test]
+fn a_compressed_message_without_tls_is_answered_without_unpacking_it() {
+    let folder = Folder::new();
+    let keyward = folder.start(&ReplicaSet::shared().uri(), "", "  []\n");
+    // Length, request 7, no response, OP_COMPRESSED, OP_MSG within, its size, zlib.
+    let numbers = [34, 7, 0, 2012, 2013, 47_999_984_i32].map(i32::to_le_bytes);
+    let message = [numbers.concat(), vec![2], vec![0xff; 9]].concat();
+    let mut client = TcpStream::connect(&keyward.address).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    client.write_all(&message).unwrap();
+    let mut reply = Vec::new();
+    client.read_to_end(&mut reply).unwrap();
+    assert!(String::from_utf8_lossy(&reply).contains("tls=true"), "{reply:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_speaks_no_tls_is_told_so_unless_both_are_allowed() {
     let folder = Folder::new();

@@ -108,7 +108,8 @@ impl Attempt {
     ///
     /// Otherwise the attempt could reserve that key and let an insert through that the document's `_id` is in the way of. If
     /// another client deletes the document meanwhile, it takes the attempt's reservation for the document's and releases it.
-    /// Then the insert would take effect without its key. After the check only writes that reserve can make such a document.
+    /// Then the insert would take effect without its key. After the check, only a Keyward that lacks the constraint can make such
+    /// a document. This doesn't help an insert that is on its way until that Keyward has ended and the backfill has passed.
     pub fn begin_unreserved(token: Token, keys: usize, unreserved: &[usize]) -> (Attempt, Vec<Effect>) {
         Attempt::begin_looking_up(token, keys, unreserved, Scope::Linearizable)
     }

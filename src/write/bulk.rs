@@ -58,7 +58,11 @@ pub async fn bulk_write(
         let stops = bulk.ordered || bulk.in_transaction;
         match is_ok(answer)? {
             true => reply.add(form, next, run.len(), stops, answer)?,
-            false if bulk.in_transaction || !reply.has_results() || !loses_results(answer, deadline.is_some())? => {
+            false
+                if bulk.in_transaction
+                    || !reply.has_results()
+                    || !loses_results(answer, run.len(), deadline.is_some())? =>
+            {
                 return Ok(part);
             }
             false => reply.fail(form, next, run.len(), stops, answer)?,

@@ -67,10 +67,28 @@ fn a_statement_that_fails_leaves_the_others_their_results() {
 #[test]
 fn a_slice_that_fails_leaves_the_others_their_results() {
     let database = "partly_inserted";
+    let (_upstream, keyward) = behind(
+        database,
+        "insert",
+        2,
+        &doc! { "ok": 0.0, "code": 13, "errmsg": "not any more" },
+    );
+    let reply = send(&keyward.address, database, insert((0..2_002).map(user).collect())).unwrap();
+    assert_eq!(errors(&reply), [(2_000, 13), (2_001, 13)], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 2_000, "{reply}");
+}
+
+/// None of them may be called failed.
+#[test]
+fn a_slice_of_unknown_outcome_fails_the_command() {
+    let database = "partly_unknown";
     let (_upstream, keyward) = behind(database, "insert", 2, &failed());
     let reply = send(&keyward.address, database, insert((0..2_002).map(user).collect())).unwrap();
-    assert_eq!(errors(&reply), [(2_000, 8), (2_001, 8)], "{reply}");
-    assert_eq!(reply.get_i32("n").unwrap(), 2_000, "{reply}");
+    assert_eq!(
+        (reply.get_f64("ok").unwrap(), reply.get_i32("code").unwrap()),
+        (0.0, 8),
+        "{reply}"
+    );
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn one_that_recalls_a_holder_reports_it_or_begins_as_any_other() {
 }
 
 #[test]
-fn one_that_checks_for_an_unreserved_document_reserves_nothing_before_it_knows() {
+fn one_that_checks_for_an_unreserved_document_reserves_each_key_after_its_check() {
     let (checking, effects) = Attempt::begin_unreserved(token(1), 3, &[0, 2]);
     let scope = Scope::Linearizable;
     assert_eq!(

@@ -333,19 +333,19 @@ impl<'a> Insert<'a> {
         Ok(self.reply.add_part(Doc::new(&sent.body)?)?)
     }
 
-    /// The error that each of the forwarded documents gets, if they failed together. Otherwise the whole command fails.
+    /// The error that each of the forwarded documents gets, if none of them was inserted. Otherwise the whole command fails.
     fn error_of_each(&self, sent: &SentDocuments) -> Result<Option<WriteError>, Malformed> {
         let has_results = self.reply.has_results();
         let is_of_each = |refusal: &&WriteRefusal| refusal.is_of_one_statement(has_results);
         if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
             return Ok(Some(WriteError::refused(refusal)));
         }
-        let is_applied = |outcome: &DocumentOutcome| matches!(outcome, Outcome::Applied);
-        if !sent.failed || !has_results || sent.outcomes.iter().flatten().any(is_applied) {
+        let is_not_applied = |outcome: &DocumentOutcome| matches!(outcome, Outcome::NotApplied(_));
+        if !sent.failed || !has_results || !sent.outcomes.iter().flatten().all(is_not_applied) {
             return Ok(None);
         }
         let failed = Doc::new(&sent.body)?;
-        match loses_results(failed, self.op.client_deadline.is_some())? {
+        match loses_results(failed, 1, self.op.client_deadline.is_some())? {
             true => Ok(Some(WriteError::of_reply(failed)?)),
             false => Ok(None),
         }

@@ -13,8 +13,6 @@ use crate::command::statement::StatementKind;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteRefusal, WriteReply, loses_results};
-use crate::server::definite::of_another_primary;
-use crate::server::reply::code;
 use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
@@ -173,10 +171,8 @@ impl<'a> Modify<'_, 'a> {
     /// statements would be lost.
     fn fail(&mut self, positions: Range<usize>, body: Vec<u8>) -> Result<(), Malformed> {
         let failed = Doc::new(&body)?;
-        // As a member of a replica set, which a driver must recognise by its reply.
-        let is_deposed = self.op.protected.is_on_one_replica_set && code(failed)?.is_some_and(of_another_primary);
         let has_others = self.reply.has_results() && !self.reply.is_in_transaction();
-        if is_deposed || !has_others || !loses_results(failed, self.op.client_deadline.is_some())? {
+        if !has_others || !loses_results(failed, positions.len(), self.op.client_deadline.is_some())? {
             self.failed = Some(body);
             return Ok(());
         }

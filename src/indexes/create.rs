@@ -3,17 +3,16 @@
 //! 1. The server makes the indexes, without `unique`, on the client's connection. So it has checked the client's privileges and the
 //!    whole command before Keyward changes anything.
 //! 2. Keyward adds the constraints to the list of clients' constraints, and waits until they hold.
-//! 3. If one can't hold, none stays, and the server drops all indexes that it made for this command.
+//! 3. If one can't hold, none stays, and the server drops the indexes that it made for this command.
 //!
 //! If Keyward is killed in between, the indexes or the constraints stay, and the same command goes on from there: another Keyward
 //! builds the constraints to their end.
 
 use std::time::Duration;
 
-use bson::{Document, oid::ObjectId};
+use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
-use super::beside::{IndexesBeside, drop_indexes};
 use super::build::{FailedBuild, build};
 use super::building::WantedConstraints;
 use super::command::{asks_for_unique, index_documents, without_unique};
@@ -29,7 +28,7 @@ use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::prepare::Existing;
 use crate::proxy_collection::{StoreError, answered};
-use crate::raw::{Doc, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
 use crate::upstream::{Connection, shard_keys};
 use crate::wire::OpMsg;
@@ -45,71 +44,71 @@ pub async fn create_indexes(
     let Some(namespace) = target.namespace() else {
         return Ok(None);
     };
-    let body = message.body;
     // The server judges every command in a transaction: an existing sharded collection gets no index there.
-    if body.get("autocommit")?.is_some() {
+    if message.body.get("autocommit")?.is_some() {
         return Ok(None);
     }
     let indexes = index_documents(message)?;
     let before = match asks_for_unique(message)? {
-        true => existing_indexes(&namespace, body, upstream).await?,
+        true => existing_indexes(&namespace, message.body, upstream).await?,
         false => None,
     };
     let (positions, wanted) = match wanted(context, &indexes, &namespace, before.as_deref()).await? {
         Ok(Some(wanted)) => wanted,
         Ok(None) => return Ok(None),
         Err(refusal) => {
-            let actions = (Actions::CREATE_INDEX, target);
-            return refused(context, &refusal, actions, body, upstream).await;
+            return refused(
+                context,
+                &refusal,
+                (Actions::CREATE_INDEX, target),
+                message.body,
+                upstream,
+            )
+            .await;
         }
     };
-    let (deadline, before) = (deadline(body)?, before.as_deref());
+    let (deadline, before) = (deadline(message.body)?, before.as_deref());
     let plain = without_unique(message, &positions)?;
-    let first = wanted.entries.first();
-    let waiting = waiting_client(context, body, upstream).await?;
+    let (first, waiting) = (
+        wanted.entries.first(),
+        waiting_client(context, message.body, upstream).await?,
+    );
     let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
-    let mut beside = IndexesBeside::default();
     for turn in 0..TRIES_MAX {
         let reply = upstream.run(&plain).await?;
         if !reply::is_ok(Doc::new(&reply)?)? {
             if turn > 0 {
-                end_without_index(context, &wanted, body, upstream).await?;
-                beside.drop_all(context, &wanted, body, upstream).await?;
+                end_without_index(context, &wanted, message.body, upstream).await?;
             }
             return Ok(Some(reply));
-        }
-        if turn == 0 {
-            beside = IndexesBeside::made(&wanted, (&indexes, before), &reply, body, upstream).await?;
         }
         let is_any_made = is_any_made(Doc::new(&reply)?)?;
         let found = FoundIndexes { before, is_any_made };
         if let Err(failed) = build(&context.building(), &wanted, found, deadline).await {
-            let reply = take_back(context, &wanted, (before, &plain), failed, body, upstream).await?;
-            beside.drop_all(context, &wanted, body, upstream).await?;
+            let reply = take_back(context, &wanted, (before, &plain), failed, message.body, upstream).await?;
             return Ok(Some(reply));
         }
-        let present = existing_indexes(&namespace, body, upstream).await?;
+        let indexes = existing_indexes(&namespace, message.body, upstream).await?;
         // Another client's command may have dropped an index before the list had its constraint.
-        if present.is_none_or(|present| wanted.names().all(|name| has(&present, name))) {
+        if indexes.is_none_or(|indexes| wanted.names().all(|name| has(&indexes, name))) {
             return Ok(Some(reply));
         }
         if has_other_collection(context, &wanted).await {
             break;
         }
     }
-    end_without_index(context, &wanted, body, upstream).await?;
-    beside.drop_all(context, &wanted, body, upstream).await?;
+    end_without_index(context, &wanted, message.body, upstream).await?;
     Ok(first.map(|entry| IndexRefusal::dropped(&entry.constraint).error().body()))
 }
 
 /// Whether the collection is known not to be the one that the command was judged by. If another client has dropped it, the server would make
 /// it anew with the indexes.
-pub(super) async fn has_other_collection(context: &IndexContext<'_>, wanted: &WantedConstraints) -> bool {
+async fn has_other_collection(context: &IndexContext<'_>, wanted: &WantedConstraints) -> bool {
     let present = Existing::read(context.service.upstream.client(), &wanted.namespace).await;
     present.is_ok_and(|present| present.uuid != wanted.existing.uuid)
 }
 
-/// Drops the indexes that the server made for the constraints of a command whose build failed; returns the client's reply. If another client's command has
+/// Drops the indexes that the server made for a command whose build failed; returns the client's reply. If another client's command has
 /// made a constraint again meanwhile, the server makes its index again by the `plain` command.
 async fn take_back(
     context: &IndexContext<'_>,
@@ -298,7 +297,7 @@ fn is_any_made(reply: Doc<'_>) -> Result<bool, Malformed> {
     })
 }
 
-/// Drops the indexes that the server made for the constraints of a command that failed. The collection had the indexes `before`; if that isn't known, all
+/// Drops the indexes that the server made for a command that failed. The collection had the indexes `before`; if that isn't known, all
 /// stay. Another client may have sent the same command since: then the list has the constraint again, and the index stays. Returns whether
 /// the list has a constraint by now whose index was dropped.
 async fn drop_made(
@@ -328,8 +327,17 @@ async fn drop_made(
     if made.is_empty() {
         return Ok(false);
     }
-    if let Err(error) = drop_indexes(wanted, &made, body, upstream).await? {
-        return stay(error, made);
+    let names: Vec<Bson> = made.iter().map(|name| Bson::from(*name)).collect();
+    let mut command = Document::new();
+    command.insert("dropIndexes", &namespace.collection);
+    command.insert("index", names);
+    let mut draft = Builder::from_document(&command.to_vec().unwrap_or_default());
+    super::append_session(&mut draft, body)?;
+    draft.string("$db", namespace.database.as_bytes());
+    let reply = upstream.run(&draft.finish()).await?;
+    if !reply::is_ok(Doc::new(&reply)?)? {
+        let error = reply::errmsg(Doc::new(&reply)?)?.unwrap_or_default();
+        return stay(String::from_utf8_lossy(error).into_owned(), made);
     }
     // If the list can't be read, the index may be missing, and queries are slower. The constraint holds without it.
     let listed = listed().await.unwrap_or_default();

@@ -75,8 +75,6 @@ pub struct ListedIndex {
     pub specification: Option<IndexSpec>,
     /// Whether the server keeps it unique.
     pub is_unique: bool,
-    /// Its document in the server's list.
-    pub document: Vec<u8>,
 }
 
 impl ListedIndex {
@@ -90,7 +88,6 @@ impl ListedIndex {
             name,
             specification: specification_of(index)?,
             is_unique: index.is_set("unique")?,
-            document: index.bytes().to_vec(),
         }))
     }
 }

@@ -7,7 +7,6 @@
 //! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
 //! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.
 
-mod beside;
 mod build;
 mod building;
 mod command;
@@ -236,7 +235,7 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
         Write::DropDatabase { database } => namespace.database.as_bytes() == *database,
         _ => false,
     };
-    let error = match list.store.read_current().await {
+    let error = match list.store.read().await {
         Ok(list) => {
             let dropped = list.constraints.iter();
             let dropped = dropped.filter(|entry| is_dropped(entry.constraint.namespace()));

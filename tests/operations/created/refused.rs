@@ -2,7 +2,6 @@
 
 use bson::doc;
 
-use super::shown::{build, kill};
 use super::*;
 
 /// Asserts that `users` has no index but those of `_id` and the shard key, and takes two equal e-mails.
@@ -57,61 +56,6 @@ fn duplicates_are_reported_as_by_a_native_build() {
     let mut again = create([unique_email()]);
     again.insert("maxTimeMS", 15_000);
     must(&reply(&keywards[1], DATABASE, &again));
-}
-
-/// The names of the indexes of `users`.
-fn names(keyward: &Keyward, database: &str) -> Vec<String> {
-    let indexes = indexes(keyward, database);
-    let mut names: Vec<String> = indexes
-        .iter()
-        .map(|index| index.get_str("name").unwrap().to_owned())
-        .collect();
-    names.sort();
-    names
-}
-
-/// A server makes all indexes of a command, or none.
-#[test]
-fn the_indexes_beside_a_refused_one_are_not_made_either() {
-    const DATABASE: &str = "created_beside_refused";
-    shard_users(DATABASE);
-    let keyward = start();
-    assert_eq!(insert_pair(&keyward, DATABASE, 1, "same"), [Ok(()), Ok(())]);
-    let [age, name] = ["age", "name"].map(|field| doc! { "key": { field: 1 }, "name": format!("{field}_1") });
-    must(&reply(&keyward, DATABASE, &create([name.clone()])));
-    let before = names(&keyward, DATABASE);
-    for _ in 0..2 {
-        let command = create([age.clone(), unique_email(), name.clone()]);
-        let refused = reply(&keyward, DATABASE, &command);
-        assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
-        assert_eq!(names(&keyward, DATABASE), before);
-    }
-}
-
-/// The command has been answered for that index, and another client relies on it.
-#[test]
-fn an_index_that_another_client_made_meanwhile_stays() {
-    const DATABASE: &str = "created_beside_others";
-    shard_users(DATABASE);
-    let keywards = [start(), start()];
-    // It may write to the collection, so the constraint waits for it.
-    write_first(&keywards[1], DATABASE);
-    keywards[1].freeze();
-    let [age, name] = ["age", "name"].map(|field| doc! { "key": { field: 1 }, "name": format!("{field}_1") });
-    let refused = std::thread::scope(|scope| {
-        let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([age.clone(), unique_email(), name])));
-        let shown = build(&keywards[0], DATABASE);
-        let drop = doc! { "dropIndexes": "users", "index": "age_1" };
-        CLUSTER.run(DATABASE, drop).unwrap();
-        let mut other = age.clone();
-        other.insert("sparse", true);
-        CLUSTER.run(DATABASE, create([other])).unwrap();
-        kill(&keywards[0], &shown).unwrap();
-        keywards[1].wake();
-        made.join().unwrap()
-    });
-    assert_eq!(refused.get_i32("code").ok(), Some(11_601), "{refused}");
-    assert_eq!(names(&keywards[0], DATABASE), ["_id_", "age_1", "region_1"]);
 }
 
 #[test]

@@ -40,12 +40,12 @@ fn builds(keyward: &Keyward, database: &str) -> Vec<Document> {
 }
 
 /// The only one of them, once it is there.
-pub fn build(keyward: &Keyward, database: &str) -> Document {
+fn build(keyward: &Keyward, database: &str) -> Document {
     keyward.until("the build", || builds(keyward, database).len() == 1);
     builds(keyward, database).remove(0)
 }
 
-pub fn kill(keyward: &Keyward, build: &Document) -> Result<Document, i32> {
+fn kill(keyward: &Keyward, build: &Document) -> Result<Document, i32> {
     keyward.run("admin", doc! { "killOp": 1, "op": build.get("opid").unwrap() })
 }
 

@@ -7,7 +7,7 @@ use bson::{RawBson, RawDocumentBuf, spec::ElementType};
 use tokio::time::Instant;
 
 use crate::catalog::Protected;
-use crate::constraint::{Key, KeyError};
+use crate::constraint::{Key, KeyError, root_of};
 use crate::proxy_collection::{Owner, Reservation, ReservationVersion};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
@@ -70,6 +70,7 @@ impl<'a> Candidate<'a> {
         token: Token,
         doc: Doc<'_>,
     ) -> Result<Vec<Self>, KeyError> {
+        has_no_field_twice(protected, doc)?;
         let owner = owner_of(protected, doc)?;
         let keys = protected.constraints[constraint].constraint.keys(doc)?;
         let keys = keys.into_iter().map(|key| ConstrainedKey { constraint, key });
@@ -271,7 +272,24 @@ pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> KeysOfDocument {
             Err(error) => all.unindexable = all.unindexable.or(Some(error)),
         }
     }
+    all.unindexable = all.unindexable.or(has_no_field_twice(protected, doc).err());
     all
+}
+
+/// Checks that the document has each field once that keys and its place are made of.
+fn has_no_field_twice(protected: &Protected, doc: Doc<'_>) -> Result<(), KeyError> {
+    let mut seen: Vec<&[u8]> = Vec::new();
+    for element in doc.elements() {
+        let name = element?.name;
+        if !protected.paths().any(|path| root_of(path).as_bytes() == name) {
+            continue;
+        }
+        if seen.contains(&name) {
+            return Err(KeyError::Repeated { field: name.to_vec() });
+        }
+        seen.push(name);
+    }
+    Ok(())
 }
 
 /// The keys of a document that is yet to be inserted: by constraint, then in index order.

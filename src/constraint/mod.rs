@@ -96,6 +96,13 @@ pub enum KeyError {
         /// The constraint's name.
         constraint: String,
     },
+    /// The document has a field twice that keys or its place are made of. The server's projection then leaves out fields behind it, so
+    /// Keyward would later read other keys. This is Keyward's own refusal: a native index accepts the document.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    Repeated {
+        /// The field.
+        field: Vec<u8>,
+    },
     /// The server may compare a string of the key differently from Keyward. This is Keyward's own refusal: a native
     /// index accepts the string.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
@@ -379,7 +386,9 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some(code::CANNOT_INDEX_PARALLEL_ARRAYS),
             KeyError::AmbiguousField { .. } => Some(code::AMBIGUOUS_FIELD),
-            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some(code::COMMAND_NOT_SUPPORTED),
+            KeyError::FilledIn { .. } | KeyError::Repeated { .. } | KeyError::Uncollatable { .. } => {
+                Some(code::COMMAND_NOT_SUPPORTED)
+            }
             KeyError::Malformed(_) => None,
         }
     }
@@ -395,6 +404,12 @@ impl KeyError {
                              in an array), field: '";
                 [&text[..], field, b"' for array: ", array].concat()
             }
+            KeyError::Repeated { field } => [
+                &b"Keyward can't keep unique constraints on a document that has the field "[..],
+                field,
+                b" twice: the server doesn't show the fields behind it to a reader; give the document one such field",
+            ]
+            .concat(),
             KeyError::FilledIn { constraint } => format!(
                 "Keyward can't reserve a key of unique constraint {constraint} ahead: the server puts its time in the place of \
                  Timestamp(0, 0); insert the time itself, or set it with $currentDate afterwards"

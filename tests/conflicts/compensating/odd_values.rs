@@ -88,6 +88,35 @@ async fn a_time_that_the_server_would_fill_in_is_refused() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// The server's projection leaves out the fields behind a field that comes twice: Keyward would read other keys later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_with_a_field_twice_is_refused() {
+    let database = "field_twice";
+    let cluster = users(database);
+    let two = EMAIL.replace("email: 1", "first: 1, second: 1");
+    let keyward = keyward(cluster, database, "60s", &[&two]);
+    let namespace = Namespace::new(database, "users");
+    let mut server = Server::at(&keyward.address);
+    let document = |names: &[&str]| {
+        let mut document = Builder::new();
+        document.int32("_id", 1).string("region", b"a");
+        for (value, name) in (1..).zip(names) {
+            document.int32(name, value);
+        }
+        document.finish()
+    };
+    let documents = [
+        document(&["first", "first", "second"]),
+        document(&["region", "first", "second"]),
+        document(&["other", "other", "second"]),
+    ];
+    let errors = server.insert(&namespace, &documents);
+    let codes = errors
+        .into_iter()
+        .map(|error| Some(Document::from_reader(&*error?).unwrap().get_i32("code").unwrap()));
+    assert_eq!(codes.collect::<Vec<_>>(), [Some(115), Some(115), None]);
+}
+
 /// The server fills such a time in where it is a field of a reservation, but not where it is a document's `_id`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_whose_id_is_no_time_keeps_its_key() {

@@ -285,7 +285,8 @@ fn has_no_field_twice(protected: &Protected, doc: Doc<'_>) -> Result<(), KeyErro
             continue;
         }
         if seen.contains(&name) {
-            return Err(KeyError::Repeated { field: name.to_vec() });
+            let field = String::from_utf8_lossy(name).into_owned();
+            return Err(KeyError::Repeated { field });
         }
         seen.push(name);
     }

@@ -101,7 +101,7 @@ pub enum KeyError {
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     Repeated {
         /// The field.
-        field: Vec<u8>,
+        field: String,
     },
     /// The server may compare a string of the key differently from Keyward. This is Keyward's own refusal: a native
     /// index accepts the string.
@@ -404,12 +404,11 @@ impl KeyError {
                              in an array), field: '";
                 [&text[..], field, b"' for array: ", array].concat()
             }
-            KeyError::Repeated { field } => [
-                &b"Keyward can't keep unique constraints on a document that has the field "[..],
-                field,
-                b" twice: the server doesn't show the fields behind it to a reader; give the document one such field",
-            ]
-            .concat(),
+            KeyError::Repeated { field } => format!(
+                "Keyward can't keep unique constraints on a document that has the field {field} twice: the server doesn't show the \
+                 fields behind it to a reader; give the document one such field"
+            )
+            .into_bytes(),
             KeyError::FilledIn { constraint } => format!(
                 "Keyward can't reserve a key of unique constraint {constraint} ahead: the server puts its time in the place of \
                  Timestamp(0, 0); insert the time itself, or set it with $currentDate afterwards"

@@ -70,7 +70,7 @@ impl<'a> Candidate<'a> {
         token: Token,
         doc: Doc<'_>,
     ) -> Result<Vec<Self>, KeyError> {
-        has_no_field_twice(protected, doc)?;
+        check_unrepeated(protected, doc)?;
         let owner = owner_of(protected, doc)?;
         let keys = protected.constraints[constraint].constraint.keys(doc)?;
         let keys = keys.into_iter().map(|key| ConstrainedKey { constraint, key });
@@ -272,16 +272,17 @@ pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> KeysOfDocument {
             Err(error) => all.unindexable = all.unindexable.or(Some(error)),
         }
     }
-    all.unindexable = all.unindexable.or(has_no_field_twice(protected, doc).err());
+    all.unindexable = all.unindexable.or(check_unrepeated(protected, doc).err());
     all
 }
 
 /// Checks that the document has each field once that keys and its place are made of.
-fn has_no_field_twice(protected: &Protected, doc: Doc<'_>) -> Result<(), KeyError> {
+fn check_unrepeated(protected: &Protected, doc: Doc<'_>) -> Result<(), KeyError> {
+    let roots: Vec<&str> = protected.paths().map(root_of).collect();
     let mut seen: Vec<&[u8]> = Vec::new();
     for element in doc.elements() {
         let name = element?.name;
-        if !protected.paths().any(|path| root_of(path).as_bytes() == name) {
+        if !roots.iter().any(|root| root.as_bytes() == name) {
             continue;
         }
         if seen.contains(&name) {

@@ -107,10 +107,10 @@ async fn try_once(
         UpdatedDocument::Removed => Ok(Vec::new()),
         UpdatedDocument::Refused => return run.meet_obstacle().await,
     };
-    let Ok(after) = after else {
-        return run.meet_obstacle().await;
+    let after: BTreeSet<ConstrainedKey> = match after {
+        Ok(after) => after.into_iter().collect(),
+        Err(error) => return run.meet_unindexable(error).await,
     };
-    let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let rewritten = pinned(run, key_update, &seen)?;
     if rewritten.len() > PINNED_BYTES_MAX {
         return Ok(InPlaceOutcome::Ran(too_large(run).await?));

@@ -4,6 +4,7 @@ use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
 use crate::claims::{Candidate, ConstrainedKey};
+use crate::constraint::KeyError;
 use crate::proxy_collection::Reservation;
 use crate::raw::Doc;
 use crate::reservation::{Event, Scope};
@@ -111,5 +112,13 @@ impl StatementRun<'_, '_> {
         // This comes last: the first try may have ended meanwhile.
         let first_try = first_try(self).await?;
         Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
+    }
+
+    /// Ends a try whose new document can't be indexed. A reader may not see that a field comes twice, so Keyward doesn't ask the server then.
+    pub async fn meet_unindexable(&mut self, error: KeyError) -> Result<InPlaceOutcome, ForwardError> {
+        match error {
+            KeyError::Repeated { .. } => Ok(InPlaceOutcome::Ran(StatementResult::Unindexable(error))),
+            _ => self.meet_obstacle().await,
+        }
     }
 }

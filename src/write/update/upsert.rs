@@ -25,8 +25,9 @@ use crate::write::reserve::ReserveOutcome;
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
 pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result<InPlaceOutcome, ForwardError> {
     let guard = run.op.context.attempts.begin();
-    let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&guard), fields) else {
-        return run.meet_obstacle().await;
+    let mut candidate = match Candidate::new(run.op.protected, run.token(&guard), fields) {
+        Ok(candidate) => candidate,
+        Err(error) => return run.meet_unindexable(error).await,
     };
     candidate.check_unreserved(&run.op.unenforced());
     let tried = match run.op.reserve(&mut candidate).await {

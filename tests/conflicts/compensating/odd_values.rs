@@ -1,7 +1,7 @@
 //! Values that break what stands between Keyward and the server rather than the server itself, held against a native
 //! unique index.
 
-use bson::{Bson, Document, Timestamp, bson, doc};
+use bson::{Bson, Document, RawDocumentBuf, Timestamp, bson, doc, rawdoc};
 use keyward::namespace::Namespace;
 use keyward::raw::Builder;
 use testbed::{Cluster, ReplicaSet};
@@ -115,6 +115,19 @@ async fn a_document_with_a_field_twice_is_refused() {
         .into_iter()
         .map(|error| Some(Document::from_reader(&*error?).unwrap().get_i32("code").unwrap()));
     assert_eq!(codes.collect::<Vec<_>>(), [Some(115), Some(115), None]);
+    // In the place of another document, and of none. It comes last, so the server's reader would see it once.
+    let mut twice = Builder::new();
+    twice.string("region", b"a").int32("first", 1).int32("first", 2);
+    let twice = RawDocumentBuf::from_bytes(twice.finish()).unwrap();
+    let client = keyward.client_without_retries().await;
+    let there = doc! { "_id": 2, "region": "a", "first": 9 };
+    run(&client, database, insert(vec![there], true)).await;
+    for id in [2, 3] {
+        let replace = rawdoc! { "q": { "_id": id, "region": "a" }, "u": twice.clone(), "upsert": true };
+        let update = rawdoc! { "update": "users", "updates": [replace] };
+        let reply = client.database(database).run_raw_command(update).await.unwrap();
+        assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    }
 }
 
 /// The server fills such a time in where it is a field of a reservation, but not where it is a document's `_id`.

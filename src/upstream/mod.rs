@@ -292,7 +292,11 @@ impl Upstream {
         let halves = timeout(CONNECT, connecting)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Ok(Connection::new(halves, address.clone()))
+        let connection = Connection::new(halves, address.clone());
+        Ok(match self.targets.borrow().follows_primary() {
+            true => connection.to_primary(),
+            false => connection,
+        })
     }
 }
 

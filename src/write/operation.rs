@@ -4,6 +4,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::Instant;
 
 use super::context::{Context, end_of_time};
+use super::lease_left::LeaseLeft;
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
@@ -110,6 +111,11 @@ impl<'a> WriteOp<'a> {
         let constraints = self.protected.constraints.iter().enumerate();
         let unenforced = constraints.filter(|(_, proxy)| !self.context.enforced.has(&proxy.constraint));
         unenforced.map(|(position, _)| position).collect()
+    }
+
+    /// The rest of the lease of keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
+    pub fn lease_left(&self, since: Option<Instant>) -> LeaseLeft {
+        LeaseLeft::new(self.context.lease, since, self.upstream.may_be_to_router())
     }
 
     /// Confirms takeovers by this Keyward's permit to write.

@@ -22,6 +22,7 @@ mod refusals;
 mod refused_statement;
 mod routed;
 mod statement_options;
+mod time_limit;
 mod unindexable;
 mod unique_id;
 mod within_a_partition;

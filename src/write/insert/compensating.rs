@@ -11,7 +11,6 @@ use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::Draft;
 use crate::write::forward::{ForwardError, Outcome, milliseconds, part_of_body, reply_within};
-use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 
 /// Inserts `ready`, whose keys are held, within the rest of their lease.
@@ -22,7 +21,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
     WriteOp::assert_held(ready.iter().copied());
     let lease = op.context.lease;
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.client_deadline) else {
+    let Some(time) = op.lease_left(oldest).time_to_write(op.client_deadline) else {
         return Ok(SentDocuments::refused(
             WriteRefusal::TimeLimit,
             &op.protected.times(),

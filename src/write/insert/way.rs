@@ -8,7 +8,6 @@ use super::transactional::Transactional;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
 use crate::write::forward::ForwardError;
-use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::done_before;
 use crate::write::txn::Failure;
@@ -74,7 +73,7 @@ impl InsertWay {
     pub fn must_claim_anew(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
             InsertWay::Compensating => {
-                candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()
+                candidate.attempt.may_forward() && op.lease_left(candidate.since).is_too_little()
             }
             InsertWay::Transactional(_) => false,
         }

@@ -10,7 +10,6 @@ use crate::raw::Doc;
 use crate::reservation::{Event, Scope};
 use crate::server::reply::is_from_memory;
 use crate::write::forward::{self, Acknowledged, ForwardError, Sent};
-use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::first_try;
 
@@ -36,7 +35,7 @@ pub async fn send(
     rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
-    let left = LeaseLeft::new(run.op.context.lease, candidate.since);
+    let left = run.op.lease_left(candidate.since);
     let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 mod orphans;
-mod recorder;
+pub mod recorder;
 mod stated;
 
 /// Both strategies, as a constraint's YAML names them.

@@ -1,0 +1,68 @@
+//! The time limit of a forwarded write: a router may take it twice, a replica set's primary takes it once.
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use testbed::{Cluster, ReplicaSet};
+use testkit::{Keyward, run, shard_on_two};
+
+use crate::own_reads::recorder::Recorder;
+
+/// In milliseconds.
+const LEASE: i64 = 20_000;
+
+/// Inserts a document and changes its key in place.
+async fn write(keyward: &Keyward, database: &str) {
+    let client = keyward.client().await;
+    let insert = doc! { "insert": "users", "documents": [{ "_id": 1, "region": "a", "email": "a@x" }] };
+    let change = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "email": "b@x" } } };
+    let update = doc! { "update": "users", "updates": [change] };
+    for command in [insert, update] {
+        let reply = run(&client, database, command).await;
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    }
+}
+
+fn constraint(database: &str) -> String {
+    format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}\n")
+}
+
+/// The time limit of the command on the users that has this name, in milliseconds.
+fn limit_in(commands: &[Document], name: &str) -> i64 {
+    let is_it = |command: &&Document| command.get_str(name).is_ok_and(|collection| collection == "users");
+    let command = commands.iter().find(is_it);
+    let command = command.unwrap_or_else(|| panic!("no {name} in {commands:?}"));
+    let limit = command.get("maxTimeMS").unwrap();
+    limit.as_i64().or(limit.as_i32().map(i64::from)).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_may_take_the_limit_twice_within_the_lease() {
+    let (cluster, database) = (Cluster::shared(), "limit_through_a_router");
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let recorder = Recorder::start(cluster.router_address());
+    let keyward = Keyward::start_with_lease(&recorder.uri(), "20s", &constraint(database));
+    write(&keyward, database).await;
+    let commands = recorder.commands();
+    for name in ["insert", "update"] {
+        let limit = limit_in(&commands, name);
+        assert!(0 < limit && 2 * limit < LEASE, "{name}: {limit}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_gets_most_of_the_lease() {
+    let (set, database) = (ReplicaSet::shared(), "limit_of_a_primary");
+    let users = set.client().database(database);
+    users.run_command(doc! { "profile": 2 }).await.unwrap();
+    let keyward = Keyward::start_with_lease(&set.uri(), "20s", &constraint(database));
+    write(&keyward, database).await;
+    let profile = users.collection::<Document>("system.profile");
+    let commands: Vec<Document> = profile.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let commands: Vec<Document> = commands
+        .iter()
+        .filter_map(|entry| entry.get_document("command").ok().cloned())
+        .collect();
+    let limit = limit_in(&commands, "insert");
+    assert!(LEASE / 2 < limit && limit < LEASE, "{limit}");
+}

@@ -111,7 +111,7 @@ fn drop_database<'a>(command: &CommandHead<'a>, protection: &impl Protection) ->
 
 fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let body = command.message.body;
-    if is_stated(body, b"viewOn")? || is_stated(body, b"timeseries")? {
+    if is_stated(body, b"viewOn")? || is_stated(body, b"timeseries")? || body.is_set("capped")? {
         let named = Target::in_database(command.database, &command.first);
         return Ok(refuse_known(named, command, protection));
     }

@@ -84,6 +84,11 @@ pub enum PrepareError {
     /// A view, or a time series.
     #[error("{0} is a view or a time series, which can have no unique constraint")]
     NoCollection(Namespace),
+    /// A capped collection.
+    #[error(
+        "{0} is capped: the server refuses writes to it in transactions, which unique constraints need; use a collection that isn't capped"
+    )]
+    Capped(Namespace),
     /// The constraint reads a field that Queryable Encryption encrypts.
     #[error(
         "unique constraint {constraint} reads field {field}, which Queryable Encryption encrypts, and encrypted values \

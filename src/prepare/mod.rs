@@ -320,7 +320,7 @@ async fn read_one(
         collation: default,
         uuid,
         encrypted,
-        ..
+        is_capped,
     } = match Existing::read(client, namespace).await {
         // One client's constraint mustn't stop all others. It is kept as for a collection that doesn't exist, so nothing passes it unseen.
         Err(PrepareError::NoCollection(_)) if constraints().all(|one| one.client_entry().is_some()) => {
@@ -332,6 +332,9 @@ async fn read_one(
         }
         existing => existing?,
     };
+    if is_capped && constraints().any(|one| one.client_entry().is_none()) {
+        return Err(PrepareError::Capped(namespace.clone()));
+    }
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
     if let Some(EncryptedField { constraint, field }) = encrypted {
         let constraint = ConstraintName::new(namespace, &constraint);

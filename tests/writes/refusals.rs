@@ -108,6 +108,7 @@ async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_
             "admin",
             doc! { "shardCollection": &users, "key": { "email": 1 }, "timeseries": { "timeField": "at" } },
         ),
+        (database, doc! { "create": "users", "capped": true, "size": 4096 }),
         (database, doc! { "emptycapped": "users" }),
         (database, doc! { "insert": proxy, "documents": [{ "_id": 1 }] }),
         (

@@ -135,6 +135,11 @@ async fn what_can_have_no_unique_constraint_refuses_to_start() {
             doc! { "create": "users", "timeseries": { "timeField": "at" } },
             Some("is a view or a time series"),
         ),
+        (
+            "start_capped",
+            doc! { "create": "users", "capped": true, "size": 4096 },
+            Some("is capped"),
+        ),
         ("start_encrypted", encrypting("email"), Some(email)),
         ("start_encrypted_other", encrypting("phone"), None),
     ] {

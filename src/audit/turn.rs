@@ -31,7 +31,8 @@ pub(super) struct AuditTurn<'a> {
 }
 
 impl<'a> AuditTurn<'a> {
-    /// Takes the turn unless another Keyward has it.
+    /// Takes the turn unless another Keyward has it. One that ends much later than any may was noted while a clock was ahead, so it
+    /// doesn't count.
     pub(super) async fn take(
         client: &Client,
         namespace: &'a Namespace,
@@ -50,9 +51,14 @@ impl<'a> AuditTurn<'a> {
             auditor,
             token: None,
         };
-        let is_over = doc! { "$lte": [{ "$ifNull": ["$until", Bson::Null] }, "$$NOW"] };
+        let until = doc! { "$ifNull": ["$until", Bson::Null] };
+        let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
+        let is_of_wrong_clock = doc! { "$gt": [until, from_now(2 * hastened(TURN, haste::REGISTER))] };
         // One of its own that was broken off goes on.
-        let free = vec![doc! { "$expr": is_over }, doc! { "by": auditor }];
+        let free = vec![
+            doc! { "$expr": { "$or": [is_over, is_of_wrong_clock] } },
+            doc! { "by": auditor },
+        ];
         let taken = turn.update(doc! { "$or": free }, doc! {}).await?;
         let token = taken.as_ref().and_then(|taken| taken.get("token"));
         turn.token = token.and_then(|token| bson::deserialize_from_bson(token.clone()).ok());

@@ -55,7 +55,8 @@ async fn sweep(
     pause: Duration,
 ) -> Result<(), StoreError> {
     let namespace = proxy.constraint.namespace();
-    let Some(mut turn) = SweepTurn::take(client, namespace, proxy.constraint.name(), sweeper).await? else {
+    let name = proxy.constraint.name();
+    let Some(mut turn) = SweepTurn::take(client, namespace, name, sweeper, pause).await? else {
         return Ok(());
     };
     loop {

@@ -28,12 +28,15 @@ pub(super) struct SweepTurn<'a> {
 }
 
 impl<'a> SweepTurn<'a> {
-    /// Takes the turn unless another Keyward has it, or a sweep has ended only lately.
+    /// Takes the turn unless another Keyward has it, or a sweep has ended less than `pause` ago.
+    ///
+    /// A turn or a pause that ends much later than any may was noted while a clock was ahead, so it doesn't count.
     pub(super) async fn take(
         client: &Client,
         namespace: &Namespace,
         constraint: &str,
         sweeper: &'a str,
+        pause: Duration,
     ) -> Result<Option<SweepTurn<'a>>, StoreError> {
         let definitions = client.database(&namespace.database).collection(DEFINITIONS);
         let id = definition_id(namespace, constraint);
@@ -43,7 +46,9 @@ impl<'a> SweepTurn<'a> {
             sweeper,
             after: None,
         };
-        let free = doc! { "$lte": [{ "$ifNull": ["$sweep.until", Bson::Null] }, "$$NOW"] };
+        let until = doc! { "$ifNull": ["$sweep.until", Bson::Null] };
+        let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
+        let free = doc! { "$or": [is_over, { "$gt": [until, from_now(2 * TURN.max(pause))] }] };
         let set = doc! { "by": sweeper, "until": from_now(TURN) };
         let taken = turn
             .update(doc! { "$expr": free }, vec![doc! { "$set": { "sweep": set } }])

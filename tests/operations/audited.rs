@@ -254,3 +254,16 @@ fn nothing_is_reported_before_the_constraint_is_enforced() {
         metric(&keyward, DATABASE, "audit_violations_total") >= 1
     });
 }
+
+/// The auditor was killed while a clock was ahead by a day.
+#[test]
+fn a_turn_that_was_noted_while_a_clock_was_ahead_keeps_no_one_from_auditing() {
+    const DATABASE: &str = "audited_clock";
+    shard(DATABASE);
+    let tomorrow = vec![doc! { "$set": { "until": { "$add": ["$$NOW", 86_400_000_i64] }, "by": "another" } }];
+    let noted = doc! { "q": { "_id": "users" }, "u": tomorrow, "upsert": true };
+    let noted = doc! { "update": "keyward.audits", "updates": [noted] };
+    Cluster::shared().run(DATABASE, noted).unwrap();
+    let keyward = start(&Cluster::shared().uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+}

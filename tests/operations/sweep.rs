@@ -287,3 +287,21 @@ async fn the_ages_of_reservations_stay_known_over_a_reload() {
     keyward.insert(DATABASE, user(2, "z", "b@x", true)).unwrap();
     assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
 }
+
+/// A sweep ended, or a sweeper was killed, while a clock was ahead by a day.
+#[test]
+fn a_turn_that_was_noted_while_a_clock_was_ahead_keeps_no_one_from_sweeping() {
+    const DATABASE: &str = "sweep_clock";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let all = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    Keyward::backfill(&cluster.uri(), &all);
+    let tomorrow =
+        vec![doc! { "$set": { "sweep.until": { "$add": ["$$NOW", 86_400_000_i64] }, "sweep.by": "another" } }];
+    let noted = doc! { "update": "keyward.constraints", "updates": [{ "q": {}, "u": tomorrow, "multi": true }] };
+    let noted = cluster.run(DATABASE, noted).unwrap();
+    assert!(noted.get_i32("nModified").unwrap() >= 1, "{noted}");
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "5s\nsweep: 1s", &all);
+    let swept = format!("keyward_constraint_sweeps_total{{constraint=\"{DATABASE}.users.email_1\"}}");
+    keyward.until("a sweep", || keyward.metric(&swept) >= 1);
+}

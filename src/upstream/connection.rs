@@ -16,8 +16,10 @@ use crate::stream::{Incoming, Outgoing};
 use crate::traces;
 use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
 
-/// How far transaction numbers go ahead of the clock at once: a minute, in microseconds.
+/// How far transaction numbers first go ahead of the clock: a minute, in microseconds.
 const AHEAD: i64 = 60_000_000;
+/// The step is doubled this often at most, to two years.
+const DOUBLED_MAX: u32 = 20;
 
 /// Why a command of ours has no reply.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +81,8 @@ pub struct Connection {
     session: [u8; 16],
     /// The number of the last of Keyward's own transactions here.
     last_transaction: i64,
+    /// How often in a row the number was too low.
+    too_low: u32,
     /// The session in which one of Keyward's own transactions may be open.
     open_transaction: Option<[u8; 16]>,
     /// The client's users and roles by the server, as a document. It is empty if they make no difference.
@@ -87,6 +91,8 @@ pub struct Connection {
     has_broken_off: bool,
     /// Whether this Keyward may write, if there is a register of Keywards.
     permit: Option<Permit>,
+    /// Whether the server at the other end was the primary of a replica set when it was connected to.
+    is_to_primary: bool,
 }
 
 impl Connection {
@@ -99,11 +105,26 @@ impl Connection {
             unanswered: Vec::new(),
             session: rand::random(),
             last_transaction: 0,
+            too_low: 0,
             open_transaction: None,
             users: Doc::empty().bytes().to_vec(),
             has_broken_off: false,
             permit: None,
+            is_to_primary: false,
         }
+    }
+
+    /// Takes note that the server at the other end is the primary of a replica set.
+    pub(super) fn to_primary(self) -> Self {
+        Connection {
+            is_to_primary: true,
+            ..self
+        }
+    }
+
+    /// Whether a router may be at the other end: it isn't known to be the primary of a replica set.
+    pub(crate) fn may_be_to_router(&self) -> bool {
+        !self.is_to_primary
     }
 
     /// Makes writes on it depend on `permit`.
@@ -171,9 +192,16 @@ impl Connection {
         self.open_transaction.take()
     }
 
-    /// Goes on with higher numbers: the session has seen one from a Keyward whose clock is ahead.
+    /// Goes on with higher numbers: the session has seen one from a Keyward whose clock was ahead. Each step is twice the last one: the
+    /// clock may have been ahead by years.
     pub(crate) fn catch_up(&mut self) {
-        self.last_transaction += AHEAD;
+        self.last_transaction = self.last_transaction.saturating_add(AHEAD << self.too_low);
+        self.too_low = DOUBLED_MAX.min(self.too_low + 1);
+    }
+
+    /// Takes note that the number of the last transaction was high enough.
+    pub(crate) fn note_high_enough(&mut self) {
+        self.too_low = 0;
     }
 
     /// Leaves the session to its last transaction, whose outcome is unknown: another one there would have to wait for it.

@@ -23,8 +23,8 @@ use crate::write::operation::WriteOp;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
-/// How often Keyward tries to end the transactions that an earlier try left open.
-const ENDS_MAX: u32 = 3;
+/// How often Keyward tries to end the transactions that an earlier try left open: its transaction number may be far too low at first.
+const ENDS_MAX: u32 = 8;
 
 /// A note about the documents that a transaction inserts for one slice.
 #[derive(Debug, Clone)]
@@ -168,15 +168,11 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
     let PipelinedCommand { database, command, .. } = find_command(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
-    match done.is_empty() {
-        true => transaction.abort(op.upstream).await?,
-        // The server waits here until a majority has the records that were read.
-        false => {
-            let committed = transaction.commit_until_known(op.upstream).await?;
-            if let Some(error) = write_concern_error(Doc::new(&committed)?)? {
-                return Err(Failure::InDoubt(ErrorReply::of_part(error)?));
-            }
-        }
+    // The server waits here until a majority has the records that were read. If there are none, it waits until a majority has seen that it
+    // is the primary: a deposed one may lack them.
+    let committed = transaction.commit_until_known(op.upstream).await?;
+    if let Some(error) = write_concern_error(Doc::new(&committed)?)? {
+        return Err(Failure::InDoubt(ErrorReply::of_part(error)?));
     }
     Ok(done)
 }

@@ -339,7 +339,11 @@ impl Transaction {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let body = reply.body();
         match reply::is_ok(body)? {
-            true => Ok(body.bytes().to_vec()),
+            true => {
+                let body = body.bytes().to_vec();
+                upstream.note_high_enough();
+                Ok(body)
+            }
             false => {
                 let refused = ErrorReply {
                     body: body.bytes().to_vec(),

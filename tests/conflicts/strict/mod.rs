@@ -1,6 +1,7 @@
 //! Trials that only strict mode stands (a Keyward that is stopped with an insert in its hands), its group commit, and the default on a
 //! single replica set.
 
+mod clock_ahead;
 mod cost;
 mod crowd;
 mod group_commit;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use bson::{RawBson, RawDocumentBuf, spec::ElementType};
+use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use crate::catalog::Protected;
@@ -311,10 +311,7 @@ pub fn keys_of_new(protected: &Protected, doc: Doc<'_>) -> Result<Vec<Constraine
 
 /// The document as an owner of keys.
 pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed> {
-    Ok(Owner {
-        id: id_of(doc)?,
-        route: route_of(doc, &protected.shard_key)?,
-    })
+    Owner::of(doc, &protected.shard_key)
 }
 
 /// The document with an `_id`: the server's drivers send one; where one is missing it is added in front, as the server
@@ -343,30 +340,10 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
     Ok(Cow::Owned(builder.finish()))
 }
 
-fn id_of(doc: Doc<'_>) -> Result<RawBson, Malformed> {
-    match doc.get("_id")? {
-        Some(id) => id.to_raw_bson().ok_or(Malformed::Unterminated),
-        None => Ok(RawBson::Null),
-    }
-}
-
-/// The values of the shard key, each under its path; a missing one is null, as the server has it.
-fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>, Malformed> {
-    if shard_key.is_empty() {
-        return Ok(None);
-    }
-    let mut route = Builder::new();
-    for path in shard_key {
-        match doc.value_at(path)? {
-            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
-            None => route.append(ElementType::Null, path.as_bytes(), &[]),
-        };
-    }
-    Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
-}
-
 #[cfg(test)]
 mod tests {
+    use bson::RawBson;
+
     use super::*;
     use crate::constraint::{Constraint, IndexSpec};
     use crate::namespace::Namespace;

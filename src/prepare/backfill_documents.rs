@@ -165,14 +165,19 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
         Some(other) => Some(BackfillOutcome::Duplicate(other)),
         // A document with the same `_id` may still arrive at the place that the reservation names.
         None if proxy.may_be_in_flight(conflicting) => None,
-        // The attempt that wrote it may still release it: its own document is at another place.
+        // The attempt that wrote it may still release it: its own document is at another place. In strict mode its insert may still commit,
+        // however long the lease is over. So this takeover needs the proof of every other one.
         None => {
             if !is_defined_as_here(protected, proxy).await? {
                 return Err(StoreError::Redefined);
             }
-            let (owner, version) = (&candidate.owner, candidate.version());
-            let taken = proxy.take_over(key, conflicting, owner, version).await?;
-            (taken == TakenOver::Done).then_some(BackfillOutcome::Reserved)
+            let (strategy, owner) = (protected.strategy(), &candidate.owner);
+            let taken = proxy.take_over_absent(strategy, key, conflicting, owner, candidate.version());
+            match taken.await? {
+                TakenOver::Done => Some(BackfillOutcome::Reserved),
+                TakenOver::OwnerHolds => Some(BackfillOutcome::Duplicate(conflicting.owner.clone())),
+                TakenOver::Changed | TakenOver::Busy => None,
+            }
         }
     })
 }

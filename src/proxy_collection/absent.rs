@@ -26,8 +26,7 @@ impl ProxyCollection {
         match strategy {
             Strategy::Compensating => self.take_over(key, seen, owner, version).await,
             Strategy::Transaction => {
-                let anew = self.reservation(key, owner, version);
-                let settled = self.settle_absent(key, seen, Some(anew));
+                let settled = self.settle_absent(key, seen, Some((owner, version.into())));
                 asking(ProxyRequest::TakeOver, &self.constraint, 1, settled).await
             }
         }
@@ -65,7 +64,8 @@ impl ProxyCollection {
                 }
                 // Another attempt is changing it; the next sweep reads it again.
                 Ok(_) => {}
-                Err(error @ StoreError::Unroutable) => {
+                // One that nothing proves absent must not keep the sweep from the others.
+                Err(error @ (StoreError::Unroutable | StoreError::Unexpected(_))) => {
                     tracing::warn!(%error, constraint = self.constraint.name(), _id = %seen.owner, "not swept");
                 }
                 Err(error) => return Err(error),

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
 
 use super::decided::ALL_AT_ONCE;
@@ -12,7 +13,7 @@ use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity, root_of};
-use crate::raw::Doc;
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
 
@@ -20,6 +21,19 @@ use crate::traces::{ProxyRequest, asking};
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 impl Owner {
+    /// The owner that `doc` is, in a collection with this shard key.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is no BSON document.
+    pub fn of(doc: Doc<'_>, shard_key: &[String]) -> Result<Owner, Malformed> {
+        let id = match doc.get("_id")? {
+            Some(id) => id.to_raw_bson().ok_or(Malformed::Unterminated)?,
+            None => RawBson::Null,
+        };
+        let route = route_of(doc, shard_key)?;
+        Ok(Owner { id, route })
+    }
+
     /// Whether its route has exactly the fields of `shard_key`.
     pub fn has_route_by(&self, shard_key: &[String]) -> bool {
         let paths = self.route.iter().flat_map(|route| route.iter().flatten());
@@ -178,6 +192,21 @@ pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
         }
     }
     filter
+}
+
+/// The values of the shard key, each under its path; a missing one is null, as the server has it.
+fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>, Malformed> {
+    if shard_key.is_empty() {
+        return Ok(None);
+    }
+    let mut route = Builder::new();
+    for path in shard_key {
+        match doc.value_at(path)? {
+            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
+            None => route.append(ElementType::Null, path.as_bytes(), &[]),
+        };
+    }
+    Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
 }
 
 /// The condition that a field has this value.

@@ -18,11 +18,12 @@ use mongodb::ClientSession;
 use mongodb::error::Error;
 
 use super::find::find_in_transaction;
-use super::owner::owner_filter;
+use super::owner::{equal_to, owner_filter};
 use super::time_out::within;
 use super::transaction::{TransactionEnd, end, is_transient};
-use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
+use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, seen_filter};
 use crate::constraint::Key;
+use crate::raw::Doc;
 use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::driver::{code_of, error_code, first_batch, first_write_error, write_error_in_words};
@@ -51,11 +52,19 @@ const PAUSE: Duration = Duration::from_millis(10);
 enum Proof {
     /// A placeholder. It has fresh values at the `filled` paths, so that it doesn't violate unique indexes.
     Placeholder { filled: Vec<String> },
-    /// Documents with the owner's `_id` exist, but hold other keys. The transaction writes to them, so that none can be
-    /// deleted meanwhile to make way for the owner.
-    Touch,
+    /// Documents exist that leave no room for the owner: they have its values at these paths, which a unique index covers. But they hold
+    /// other keys. The transaction writes to them, so that none can be deleted meanwhile to make way for the owner.
+    Touch { paths: Vec<String> },
     /// The server refuses every document with such an `_id` or shard key.
     Needless,
+}
+
+/// A reservation to take from its absent owner.
+struct Settling<'s> {
+    key: &'s Key,
+    seen: &'s Reservation,
+    /// The reservation that replaces it, and whose it is.
+    anew: Option<(&'s Owner, RawDocumentBuf)>,
 }
 
 /// The step after a transaction: another transaction with this proof, or the end.
@@ -65,9 +74,10 @@ enum Next {
 }
 
 impl ProxyCollection {
-    /// Replaces the reservation of `key` with `anew`, or deletes it if there is none.
+    /// Gives the reservation of `key` to the owner of `anew`, or deletes it if there is none.
     ///
-    /// It does so only if the reservation still is the one that was `seen`, and its owner neither exists nor can come.
+    /// It does so only if the reservation still is the one that was `seen`, and its owner neither exists nor can come. The new owner may
+    /// exist, and may be what leaves no room for the other.
     ///
     /// # Errors
     /// [`StoreError`] if it is unknown whether it was changed, or if nothing can be proved.
@@ -75,29 +85,25 @@ impl ProxyCollection {
         &self,
         key: &Key,
         seen: &Reservation,
-        anew: Option<RawDocumentBuf>,
+        anew: Option<(&Owner, ReservationVersion)>,
     ) -> Result<TakenOver, StoreError> {
         if self.is_gone() {
             return Err(StoreError::Unsure);
         }
-        within(self.limit, self.try_to_settle(key, seen, &anew)).await
+        let anew = anew.map(|(owner, version)| (owner, self.reservation(key, owner, version)));
+        within(self.limit, self.try_to_settle(&Settling { key, seen, anew })).await
     }
 
-    async fn try_to_settle(
-        &self,
-        key: &Key,
-        seen: &Reservation,
-        anew: &Option<RawDocumentBuf>,
-    ) -> Result<TakenOver, StoreError> {
+    async fn try_to_settle(&self, settling: &Settling<'_>) -> Result<TakenOver, StoreError> {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
             let sharding = self.sharding().await?;
-            if !seen.owner.has_route_by(&sharding.key) {
+            if !settling.seen.owner.has_route_by(&sharding.key) {
                 return Err(StoreError::Unroutable);
             }
             let mut session = self.begin().await?;
             let mut next = self
-                .in_one_transaction(&mut session, key, seen, anew, proof.clone())
+                .in_one_transaction(&mut session, settling, &sharding.key, proof.clone())
                 .await;
             let is_settled = matches!(next, Ok(Next::Done(TakenOver::Done)));
             if is_settled && self.sharding().await.ok() != Some(sharding) {
@@ -141,23 +147,22 @@ impl ProxyCollection {
     async fn in_one_transaction(
         &self,
         session: &mut ClientSession,
-        key: &Key,
-        seen: &Reservation,
-        anew: &Option<RawDocumentBuf>,
+        settling: &Settling<'_>,
+        shard_key: &[String],
         proof: Proof,
     ) -> Result<Next, StoreError> {
-        let filter = seen_filter(key, seen);
+        let filter = seen_filter(settling.key, settling.seen);
         let name = self.reservations.name();
-        let change = match anew {
-            Some(anew) => rawdoc! { "update": name, "updates": [{ "q": filter, "u": anew.clone() }] },
+        let change = match &settling.anew {
+            Some((_, anew)) => rawdoc! { "update": name, "updates": [{ "q": filter, "u": anew.clone() }] },
             None => rawdoc! { "delete": name, "deletes": [{ "q": filter, "limit": 1 }] },
         };
         if count(&self.in_transaction(session, change).await?)? == 0 {
             return Ok(Next::Done(TakenOver::Changed));
         }
         match proof {
-            Proof::Placeholder { filled } => self.insert_placeholder(session, &seen.owner, filled).await,
-            Proof::Touch => self.touch(session, key, &seen.owner).await,
+            Proof::Placeholder { filled } => self.insert_placeholder(session, &settling.seen.owner, filled).await,
+            Proof::Touch { paths } => self.touch(session, settling, shard_key, &paths).await,
             Proof::Needless => Ok(Next::Done(TakenOver::Done)),
         }
     }
@@ -180,20 +185,17 @@ impl ProxyCollection {
                         Ok(pattern) => pattern.keys().cloned().collect(),
                         Err(_) => return Err(refused(error)),
                     };
-                    if paths == ["_id"] {
-                        return Ok(Next::With(Proof::Touch));
-                    }
                     let is_given = |path: &String| {
-                        path == "_id" || filled.contains(path) || routes(owner).any(|(given, _)| given == path)
+                        is_of_id(path) || filled.contains(path) || routes(owner).any(|(given, _)| given == path)
                     };
-                    // All fields of the index have the owner's values: another document has the owner's place in any case.
-                    match paths.iter().find(|path| !is_given(path)) {
+                    Ok(Next::With(match paths.iter().find(|path| !is_given(path)) {
                         Some(path) => {
                             filled.push(path.clone());
-                            Ok(Next::With(Proof::Placeholder { filled }))
+                            Proof::Placeholder { filled }
                         }
-                        None => Err(refused(error)),
-                    }
+                        // All fields of the index have the owner's values: another document has the owner's place in any case.
+                        None => Proof::Touch { paths },
+                    }))
                 }
                 // The server accepts no document with such an `_id` or shard key.
                 Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
@@ -215,16 +217,30 @@ impl ProxyCollection {
         }
     }
 
-    async fn touch(&self, session: &mut ClientSession, key: &Key, owner: &Owner) -> Result<Next, StoreError> {
+    async fn touch(
+        &self,
+        session: &mut ClientSession,
+        settling: &Settling<'_>,
+        shard_key: &[String],
+        paths: &[String],
+    ) -> Result<Next, StoreError> {
         let name = self.protected.name();
         // By the collection's own collation and on every shard: these are the documents in the placeholder's way.
-        let filter = owner_filter(owner, Scope::Everywhere);
+        let filter = place_filter(&settling.seen.owner, paths)?;
         let find = rawdoc! { "find": name, "filter": filter.clone() };
         let (documents, _) = find_in_transaction(session, &self.database, find).await?;
         if documents.is_empty() {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
         }
-        if self.keys_of(&documents)?.contains(key) {
+        let mut others = Vec::with_capacity(documents.len());
+        for document in &documents {
+            let owner = Doc::new(document.as_bytes()).and_then(|document| Owner::of(document, shard_key));
+            let owner = owner.map_err(|_| StoreError::Unexpected("a document"))?;
+            if settling.anew.as_ref().is_none_or(|(new, _)| **new != owner) {
+                others.push(document.clone());
+            }
+        }
+        if self.keys_of(&others)?.contains(settling.key) {
             return Ok(Next::Done(TakenOver::OwnerHolds));
         }
         // The server skips an update that changes nothing, so one update sets the field and another removes it.
@@ -278,6 +294,26 @@ fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
     elements.map(|(path, value)| (path.as_str(), value.into()))
 }
 
+/// Whether the path is `_id` or below.
+fn is_of_id(path: &str) -> bool {
+    path == "_id" || path.starts_with("_id.")
+}
+
+/// The condition that a document has the owner's values at these `paths`.
+fn place_filter(owner: &Owner, paths: &[String]) -> Result<RawDocumentBuf, StoreError> {
+    let unexpected = |_| StoreError::Unexpected("an owner");
+    let owners = placeholder(owner, &[]);
+    let owners = Doc::new(owners.as_bytes()).map_err(unexpected)?;
+    let mut filter = RawDocumentBuf::new();
+    for path in paths {
+        let value = owners.value_at(path).map_err(unexpected)?;
+        let value = value.and_then(|value| value.to_raw_bson()).unwrap_or(RawBson::Null);
+        let path = CString::try_from(path.as_str()).map_err(|_| StoreError::Unexpected("a path"))?;
+        filter.append(path, equal_to(value));
+    }
+    Ok(filter)
+}
+
 /// A document with the owner's `_id` and shard key, and fresh values at the `filled` paths.
 fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
     let of_route = routes(owner).map(|(path, value)| (path.to_owned(), value));
@@ -285,11 +321,7 @@ fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
         .iter()
         .map(|path| (path.clone(), RawBson::ObjectId(ObjectId::new())));
     let mut fields = vec![("_id".to_owned(), owner.id.clone())];
-    fields.extend(
-        of_route
-            .chain(of_filled)
-            .filter(|(path, _)| path != "_id" && !path.starts_with("_id.")),
-    );
+    fields.extend(of_route.chain(of_filled).filter(|(path, _)| !is_of_id(path)));
     nested(fields)
 }
 

@@ -8,7 +8,7 @@ use crate::claims::{AttemptRegistry, Candidate, ConstrainedKey};
 use crate::constraint::Key;
 use crate::prepare::{BackfillOutcome, backfill_documents, is_defined_as_here};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
-use crate::reservation::{Scope, Token};
+use crate::reservation::Token;
 use crate::sweep::delete_abandoned;
 
 /// How long to leave a reservation whose lease may still run.
@@ -79,10 +79,7 @@ impl Verification<'_> {
             return Ok(Repaired::No);
         }
         // It may have gone meanwhile, and with it only the reservation that it had.
-        let there = self.proxy.look_up(&[(key, owner)], Scope::Everywhere).await?;
-        if there != [true] {
-            self.proxy.release_by_token(&[(key, token)]).await?;
-        }
+        self.proxy.release_unheld(&[(key, owner, token)]).await?;
         Ok(Repaired::Yes)
     }
 

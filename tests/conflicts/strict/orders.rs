@@ -1,17 +1,23 @@
 //! The insert's transaction and the takeover's, in every order, step by step: exactly one of them takes effect.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
+use keyward::claims::{AttemptRegistry, Candidate};
 use keyward::constraint::Key;
+use keyward::metrics::Metrics;
+use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
 use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
+use keyward::raw::Doc;
 use keyward::reservation::{AttemptId, Token};
 use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 
 use crate::strict::{EMAIL, insert, keyward, users};
-use crate::trial::{store_of_email, store_through, store_with_lease};
+use crate::trial::{email, store_through, store_with_lease};
 use testkit::relay::Relay;
 use testkit::shard_on_two;
 use testkit::wire::send;
@@ -42,9 +48,13 @@ impl Trial {
     }
 
     async fn of(database: &str, owner: Owner) -> Trial {
+        Trial::with_lease(database, owner, Duration::from_secs(60)).await
+    }
+
+    async fn with_lease(database: &str, owner: Owner, lease: Duration) -> Trial {
         let cluster = users(database);
         drop(keyward(cluster, database, "60s", &[EMAIL]));
-        let (proxy, key) = store_of_email(cluster, database);
+        let (proxy, key) = store_with_lease(cluster, database, lease);
         let client = cluster.client();
         proxy.reserve(&[(&key, &owner, token(1).into())]).await.unwrap();
         let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
@@ -60,8 +70,12 @@ impl Trial {
 
     /// Takes the reservation over, as strict mode does.
     async fn take_over(&self) -> Result<TakenOver, StoreError> {
-        let anew = self.proxy.reservation(&self.key, &owner(RawBson::Int32(2)), token(2));
-        self.proxy.settle_absent(&self.key, &self.seen, Some(anew)).await
+        self.take_over_for(&owner(RawBson::Int32(2))).await
+    }
+
+    async fn take_over_for(&self, new: &Owner) -> Result<TakenOver, StoreError> {
+        let anew = Some((new, token(2).into()));
+        self.proxy.settle_absent(&self.key, &self.seen, anew).await
     }
 
     /// Begins the insert's transaction; the snapshot is of its first command.
@@ -303,4 +317,72 @@ async fn a_keyward_that_knows_the_old_shard_key_takes_nothing_over() {
     session.commit_transaction().await.unwrap();
     let documents: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();
     assert_eq!(documents, [elsewhere], "{refused}");
+}
+
+/// The document of the new owner, which has the `_id` of the absent owner, at another place.
+fn moved(region: &str) -> (Document, Owner) {
+    let owner = Owner {
+        id: RawBson::Int32(1),
+        route: Some(rawdoc! { "region": region }),
+    };
+    (doc! { "_id": 1, "region": region, "email": "a@x" }, owner)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_owner_that_is_in_the_others_way_itself_gets_the_reservation() {
+    let trial = Trial::new("order_in_the_way").await;
+    let (document, new) = moved("b");
+    trial.users.insert_one(document.clone()).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::OwnerHolds);
+    let mut session = trial.begin_now().await;
+    assert_eq!(trial.take_over_for(&new).await.unwrap(), TakenOver::Done);
+    // The absent owner can't come in its place: the insert began before the takeover.
+    trial.users.delete_one(document.clone()).await.unwrap();
+    let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
+    assert!(inserted.is_err());
+    assert_eq!(trial.documents().await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_takes_no_key_from_an_insert_that_may_still_commit() {
+    let (database, lease) = ("order_backfilled", Duration::from_millis(1));
+    let trial = Trial::with_lease(database, owner(RawBson::Int32(1)), lease).await;
+    let (older, _) = moved("z");
+    trial.users.insert_one(older.clone()).await.unwrap();
+    let mut session = trial.begin_now().await;
+    trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
+    assert!(trial.look().await);
+    let constraints = [Arc::new(email(database).strict())];
+    let client = crate::strict::cluster().client();
+    let protected = prepared(&client, &constraints, lease, &Metrics::new(&constraints)).await;
+    let protected = protected.unwrap().into_iter().next().unwrap();
+    let guard = AttemptRegistry::default().begin();
+    let bytes = older.to_vec().unwrap();
+    let token = Token::of(guard.id());
+    let wanted = Candidate::one_for_each_key(&protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
+    let mut backfill = pin!(backfill_documents(&protected, guard.id(), wanted));
+    // The lease is over, so without a proof the backfill would take the key at once.
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut backfill).await;
+    assert!(early.is_err(), "the backfill took the key");
+    session.commit_transaction().await.unwrap();
+    let outcomes = backfill.await.unwrap().into_iter().map(|(_, outcome)| outcome);
+    let duplicate = BackfillOutcome::Duplicate(trial.seen.owner.clone());
+    assert_eq!(outcomes.collect::<Vec<_>>(), [duplicate]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_with_the_absent_owners_unique_shard_key_keeps_it_from_coming() {
+    let trial = Trial::new("order_unique_shard_key").await;
+    let other = doc! { "_id": 9, "region": "a", "email": "other@x" };
+    trial.users.insert_one(other.clone()).await.unwrap();
+    let index = doc! { "key": { "region": 1 }, "name": "unique_region", "unique": true };
+    let database = crate::strict::cluster().client().database("order_unique_shard_key");
+    let create = doc! { "createIndexes": "users", "indexes": [index] };
+    database.run_command(create).await.unwrap();
+    let mut session = trial.begin_now().await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    trial.users.delete_one(other).await.unwrap();
+    assert!(trial.users.insert_one(user("a@x")).session(&mut session).await.is_err());
+    assert_eq!(trial.documents().await, []);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
 }

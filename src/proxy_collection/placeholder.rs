@@ -26,7 +26,9 @@ use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
 use crate::server::code;
-use crate::server::driver::{code_of, error_code, first_batch, first_write_error, write_error_in_words};
+use crate::server::driver::{
+    code_of, error_code, first_batch, first_write_error, with_legible_text, write_error_in_words,
+};
 use crate::upstream::CollectionSharding;
 
 /// The outcome of a takeover.
@@ -263,7 +265,9 @@ impl ProxyCollection {
         session: &mut ClientSession,
         command: RawDocumentBuf,
     ) -> Result<Document, StoreError> {
-        Ok(self.database.run_raw_command(command).session(session).await?)
+        let answer = self.database.run_raw_command(command).session(session).await;
+        // An error may name the owner's `_id` or shard key.
+        Ok(with_legible_text(answer)?)
     }
 }
 

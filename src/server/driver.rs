@@ -2,12 +2,29 @@
 
 mod in_words;
 
-use bson::{Bson, Document};
+use bson::{Bson, Document, Utf8Lossy};
 use mongodb::error::{Error, ErrorKind};
 
 pub use in_words::{in_words, write_error_in_words};
 
-use super::code;
+use super::{code, reply};
+use crate::raw::Doc;
+
+/// The reply to a command, also if some of its text isn't UTF-8: that text gets replacement characters.
+///
+/// A server names the value of a duplicate, and cuts a long one in the middle of a character. The driver refuses such a reply.
+/// Its error has the bytes.
+pub fn with_legible_text(answer: Result<Document, Error>) -> Result<Document, Error> {
+    answer.or_else(|error| legible(&error).ok_or(error))
+}
+
+/// The reply that the driver couldn't decode, if it reports no error of the whole command.
+fn legible(error: &Error) -> Option<Document> {
+    let bytes = error.server_response()?.as_bytes();
+    let is_ok = reply::is_ok(Doc::new(bytes).ok()?).ok()?;
+    let decoded: Utf8Lossy<Document> = bson::deserialize_from_slice(bytes).ok()?;
+    is_ok.then_some(decoded.0)
+}
 
 /// Whether the `hello` is a router's.
 pub fn is_of_router(hello: &Document) -> bool {

@@ -7,17 +7,19 @@ use std::time::Duration;
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
 use keyward::claims::{AttemptRegistry, Candidate};
-use keyward::constraint::Key;
+use keyward::constraint::{Key, Strategy};
 use keyward::metrics::Metrics;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
-use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
+use keyward::proxy_collection::{
+    Owner, ProxyCollection, Reservation, ReservationVersion, Reserved, StoreError, TakenOver,
+};
 use keyward::raw::Doc;
 use keyward::reservation::{AttemptId, Token};
 use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 
 use crate::strict::{EMAIL, insert, keyward, users};
-use crate::trial::{email, store_through, store_with_lease};
+use crate::trial::{email, key_of_email, store_of_email, store_through, store_with_lease};
 use testkit::relay::Relay;
 use testkit::shard_on_two;
 use testkit::wire::send;
@@ -164,6 +166,38 @@ async fn an_owner_that_holds_another_key_loses_this_one_and_stays_as_it_was() {
     assert_eq!(trial.owner_of_reservation().await, Some(2));
     // Seen too long ago.
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::Changed);
+}
+
+/// The server cuts the `_id` in its error by bytes: here, in the middle of a character.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_id_the_server_cuts_within_a_character_keeps_no_stale_reservation() {
+    let database = "order_cut_id";
+    let id = format!("x{}", "é".repeat(700));
+    let long = owner(RawBson::String(id.clone()));
+    let trial = Trial::of(database, long.clone()).await;
+    let other = doc! { "_id": &id, "region": "a", "email": "b@x" };
+    trial.users.insert_one(&other).await.unwrap();
+    // As of a backfill: such a reservation has no lease to wait for.
+    let stale = key_of_email("c@x", database);
+    let of_backfill = ReservationVersion {
+        in_flight: false,
+        ..token(3).into()
+    };
+    let reserved = trial.proxy.reserve(&[(&stale, &long, of_backfill)]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    let keyward = keyward(crate::strict::cluster(), database, "60s\nsweep: 1h", &[EMAIL]);
+    let taking = doc! { "_id": 3, "region": "a", "email": "c@x" };
+    let reply = send(&keyward.address, database, insert(vec![taking.clone()], true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_eq!(trial.documents().await, [other, taking]);
+    // The sweeper's way.
+    let stale = key_of_email("d@x", database);
+    let reserved = trial.proxy.reserve(&[(&stale, &long, of_backfill)]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    let seen = trial.proxy.read(&[&stale]).await.unwrap().remove(0).unwrap();
+    let swept = trial.proxy.sweep(Strategy::Transaction, vec![(&stale, &seen)]).await;
+    assert_eq!(swept.unwrap(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

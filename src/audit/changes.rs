@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
+use bson::{RawDocumentBuf, doc};
 use mongodb::Client;
 use mongodb::change_stream::ChangeStream;
 use mongodb::change_stream::event::{ChangeStreamEvent, OperationType, ResumeToken};
@@ -35,6 +35,9 @@ pub(super) struct ChangeBatch {
 
 impl ChangeReader {
     /// The reader of the changes after `token`, or of those from now on.
+    ///
+    /// The driver fails on a field with text that isn't UTF-8. So each change has only the fields that an audit needs: the token of the
+    /// change (`_id`), its kind, and the document, which stays bytes.
     pub(super) async fn of(
         client: &Client,
         namespace: &Namespace,
@@ -44,6 +47,7 @@ impl ChangeReader {
         let collection = database.collection::<RawDocumentBuf>(&namespace.collection);
         let watch = collection
             .watch()
+            .pipeline([doc! { "$project": { "operationType": 1, "fullDocument": 1 } }])
             .full_document(FullDocumentType::UpdateLookup)
             .read_concern(ReadConcern::majority())
             .max_await_time(AWAITED);

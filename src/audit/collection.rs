@@ -35,17 +35,19 @@ pub(super) async fn audit_again_and_again(auditor: Arc<Auditor>, namespace: Name
                     namespace: &namespace,
                     turn,
                 };
-                let ended = audit.run().await;
-                // One that has to come back to documents is behind since then.
-                if !matches!(ended, Err(StoreError::Unrepaired)) {
-                    auditor.forget(&namespace);
-                }
-                if let Err(error) = ended {
-                    tracing::warn!(%error, %namespace, "an audit was broken off; it is tried again");
+                match audit.run().await {
+                    Ok(()) => auditor.progress().forget(&namespace),
+                    Err(error) => {
+                        auditor.progress().note_broken_off(&namespace, Instant::now());
+                        tracing::warn!(%error, %namespace, "an audit was broken off; it is tried again");
+                    }
                 }
             }
-            Ok(None) => auditor.forget(&namespace),
-            Err(error) => tracing::warn!(%error, %namespace, "an audit can't begin; it is tried again"),
+            Ok(None) => auditor.progress().forget(&namespace),
+            Err(error) => {
+                auditor.progress().note_broken_off(&namespace, Instant::now());
+                tracing::warn!(%error, %namespace, "an audit can't begin; it is tried again");
+            }
         }
         tokio::time::sleep(hastened(PAUSE, haste::REGISTER)).await;
     }
@@ -62,7 +64,7 @@ impl CollectionAudit<'_> {
     /// Audits until the turn is another Keyward's, or the collection isn't protected any more.
     async fn run(&mut self) -> Result<(), StoreError> {
         tracing::info!(namespace = %self.namespace, "auditing");
-        self.auditor.note_begun(self.namespace);
+        self.auditor.progress().note_begun(self.namespace, Instant::now());
         loop {
             match self.follow().await {
                 Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.token.is_some() => {
@@ -114,7 +116,9 @@ impl CollectionAudit<'_> {
                 return Ok(Followed::Unreported);
             }
             if batch.is_last {
-                self.auditor.note_caught_up(self.namespace);
+                let is_compared = is_compared.load(Ordering::Acquire);
+                let mut progress = self.auditor.progress();
+                progress.note_caught_up(self.namespace, is_compared, Instant::now());
             }
             if is_compared.load(Ordering::Acquire) {
                 // This process alone knows that something is unreported. If another one goes on, it must compare all documents.

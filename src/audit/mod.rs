@@ -13,10 +13,11 @@
 
 mod changes;
 mod collection;
+mod progress;
 mod turn;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mongodb::Client;
@@ -28,6 +29,7 @@ use crate::catalog::{Catalog, Protected};
 use crate::constraint::{Constraint, ConstraintName};
 use crate::namespace::Namespace;
 use collection::audit_again_and_again;
+use progress::AuditProgress;
 
 /// How long to leave it between two reads of the catalog, and two updates of the metric.
 const POLL: Duration = Duration::from_secs(1);
@@ -41,23 +43,10 @@ struct Auditor {
     is_enforced: Box<dyn Fn(&Constraint) -> bool + Send + Sync>,
     /// The constraints that weren't enforced when the audit found violations, which it didn't report.
     unreported: Mutex<HashSet<ConstraintName>>,
-    /// The time when this Keyward last had seen every change, for each collection that it audits.
-    caught_up: Mutex<HashMap<Namespace, Instant>>,
+    progress: Mutex<AuditProgress>,
 }
 
 impl Auditor {
-    /// Notes that every change of the collection until now is audited.
-    fn note_caught_up(&self, namespace: &Namespace) {
-        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
-        caught_up.insert(namespace.clone(), Instant::now());
-    }
-
-    /// Notes that this Keyward audits the collection from now on, unless it has done so before and isn't through.
-    fn note_begun(&self, namespace: &Namespace) {
-        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
-        caught_up.entry(namespace.clone()).or_insert_with(Instant::now);
-    }
-
     /// Whether an audit of all documents would report violations that weren't reported before.
     fn has_more_to_report(&self, protected: &Protected) -> bool {
         self.is_any_unreported(protected, |constraint| (self.is_enforced)(constraint))
@@ -83,16 +72,8 @@ impl Auditor {
         };
     }
 
-    /// Notes that this Keyward doesn't audit the collection any more.
-    fn forget(&self, namespace: &Namespace) {
-        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
-        caught_up.remove(namespace);
-    }
-
-    /// The longest time for which a collection has had changes that aren't audited.
-    fn behind(&self) -> Duration {
-        let caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
-        caught_up.values().map(Instant::elapsed).max().unwrap_or_default()
+    fn progress(&self) -> MutexGuard<'_, AuditProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,7 +93,7 @@ pub async fn run(
         current: Box::new(current),
         is_enforced: Box::new(is_enforced),
         unreported: Mutex::default(),
-        caught_up: Mutex::default(),
+        progress: Mutex::default(),
     });
     // Dropping it aborts all of them.
     let mut tasks = JoinSet::new();
@@ -122,14 +103,15 @@ pub async fn run(
         let protected: HashSet<Namespace> = catalog.all().map(|protected| protected.namespace.clone()).collect();
         for (namespace, audit) in audits.extract_if(|namespace, _| !protected.contains(namespace)) {
             audit.abort();
-            auditor.forget(&namespace);
+            auditor.progress().forget(&namespace);
         }
         for namespace in protected {
             audits
                 .entry(namespace)
                 .or_insert_with_key(|namespace| tasks.spawn(audit_again_and_again(auditor.clone(), namespace.clone())));
         }
-        behind_seconds.set(i64::try_from(auditor.behind().as_secs()).unwrap_or(i64::MAX));
+        let behind = auditor.progress().behind(Instant::now());
+        behind_seconds.set(i64::try_from(behind.as_secs()).unwrap_or(i64::MAX));
         tokio::time::sleep(POLL).await;
     }
 }

@@ -1,7 +1,9 @@
 //! `audit: true`: what is written past Keyward is reserved, or reported.
 
-use bson::{Bson, Document, doc};
+use bson::spec::ElementType;
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
+use keyward::raw::Builder;
 use testbed::{Cluster, ReplicaSet};
 use testkit::{Keyward, shard_on_two};
 
@@ -95,6 +97,82 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
     keyward.until("the end of the changes", || {
         keyward.metric("keyward_audit_behind_seconds") == 0
     });
+}
+
+/// The driver can't decode such a change as a whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_with_text_that_is_not_utf_8_is_audited_like_any_other() {
+    const DATABASE: &str = "audited_odd";
+    shard(DATABASE);
+    let database = Cluster::shared().client().database(DATABASE);
+    let past = async |name: &str, list: &str, item: &dyn Fn(&mut Builder)| {
+        let mut command = Builder::new();
+        command
+            .string(name, b"users")
+            .open(ElementType::Array, list.as_bytes())
+            .open(ElementType::EmbeddedDocument, b"0");
+        item(&mut command);
+        command.close().close();
+        let command = RawDocumentBuf::from_bytes(command.finish()).unwrap();
+        let reply = database.run_raw_command(command).await.unwrap();
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    };
+    let keyward = start(&Cluster::shared().uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+    keyward.insert_once_permitted(DATABASE, user(1, "a", "one")).unwrap();
+    past("insert", "documents", &|user| {
+        user.int32("_id", 2).string("region", b"a").string("email", b"two");
+        user.string("name", b"\xff");
+    })
+    .await;
+    past("update", "updates", &|update| {
+        update.open(ElementType::EmbeddedDocument, b"q");
+        update.int32("_id", 1).string("region", b"a").close();
+        update.open(ElementType::EmbeddedDocument, b"u");
+        update.open(ElementType::EmbeddedDocument, b"$set");
+        update.string("email", b"three").string("name", b"\xff").close().close();
+    })
+    .await;
+    keyward.until("the reservations", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") == 2
+    });
+    for email in ["two", "three"] {
+        assert_eq!(
+            keyward.insert_once_permitted(DATABASE, user(3, "z", email)),
+            Err(11_000)
+        );
+    }
+}
+
+/// Nothing else would show that changes aren't audited.
+#[test]
+fn an_audit_that_fails_is_behind() {
+    const DATABASE: &str = "audited_behind";
+    let cluster = Cluster::alone().unwrap();
+    shard_on_two(
+        &cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let keyward = start(&cluster.uri(), DATABASE);
+    let behind = || keyward.metric("keyward_audit_behind_seconds");
+    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    keyward.until("a record", || {
+        cluster.run(DATABASE, recorded.clone()).unwrap().get_i32("n").ok() == Some(1)
+    });
+    let refused = doc! {
+        "failCommands": ["aggregate", "getMore"], "namespace": format!("{DATABASE}.users"), "errorCode": 20,
+        "failInternalCommands": true,
+    };
+    let shards = cluster.shards().iter();
+    let refusing = shards.map(|shard| shard.fail_point("failCommand", "alwaysOn", refused.clone()).unwrap());
+    let refusing: Vec<_> = refusing.collect();
+    // Longer than it takes between two tries.
+    keyward.until("that it is behind", || behind() >= 5);
+    assert!(keyward.log().contains("an audit was broken off"), "{}", keyward.log());
+    drop(refusing);
+    keyward.until("the end of the changes", || behind() == 0);
 }
 
 /// A shard that refuses for a while makes it later, not never.

@@ -118,9 +118,8 @@ impl ProxyCollection {
             "find": self.protected.name(),
             "filter": { "$or": owners },
             "projection": self.projection(&[])?,
-            // A default collation of the collection must not make one `_id` match another.
-            "collation": { "locale": "simple" },
         };
+        append_collation(&mut command, pairs.iter().map(|(_, owner)| *owner), scope);
         if scope == Scope::Linearizable {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
             command.append(cstr!("maxTimeMS"), LINEARIZABLE_MS_MAX);
@@ -207,6 +206,26 @@ fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>
         };
     }
     Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
+}
+
+/// Makes a look-up of these owners compare text by its bytes, if an index serves that. If the collection has a default collation, the
+/// look-up may otherwise return documents with other `_id`s, too. Its caller must compare the `_id`s.
+///
+/// For text, the index on `_id` serves only the default collation: with the simple one, the server would read the whole collection. A
+/// route with the `_id` is served by the index of the shard key, which always has the simple collation.
+pub(super) fn append_collation<'o>(
+    command: &mut RawDocumentBuf,
+    mut owners: impl Iterator<Item = &'o Owner>,
+    scope: Scope,
+) {
+    let is_served = |owner: &Owner| {
+        let paths = owner.route.iter().flat_map(|route| route.iter().flatten());
+        let is_collated = matches!(owner.id, RawBson::String(_) | RawBson::Document(_) | RawBson::Array(_));
+        !is_collated || scope == Scope::Route && paths.into_iter().any(|(path, _)| path == "_id")
+    };
+    if owners.all(is_served) {
+        command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
+    }
 }
 
 /// The condition that a field has this value.

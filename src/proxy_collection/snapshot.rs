@@ -9,7 +9,7 @@ use bson::{RawArrayBuf, cstr, rawdoc};
 use mongodb::ClientSession;
 
 use super::find::find_in_transaction;
-use super::owner::owner_filter;
+use super::owner::{append_collation, owner_filter};
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError, find_keys};
@@ -25,7 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The state of one key at one moment.
 #[derive(Debug, Clone)]
 pub struct Moment {
-    /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
+    /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys. Under a
+    /// default collation of the collection, also documents whose `_id` equals one of theirs.
     pub owners: Vec<Owner>,
     /// The document under its `_id` in the proxy collection.
     pub entry: Option<ProxyDocument>,
@@ -78,17 +79,18 @@ impl ProxyCollection {
             };
             entries.iter().find(of_key).cloned()
         };
-        let mut owners = RawArrayBuf::new();
         let named = entries.iter().filter_map(|entry| entry.read.as_ref().ok());
-        for owner in named
+        let asked: Vec<&Owner> = named
             .map(|(_, reservation)| &reservation.owner)
             .chain(pairs.iter().map(|(_, owner)| *owner))
-        {
+            .collect();
+        let mut owners = RawArrayBuf::new();
+        for owner in &asked {
             owners.push(owner_filter(owner, Scope::Everywhere));
         }
         let mut command = rawdoc! { "find": self.protected.name(), "filter": { "$or": owners } };
         command.append(cstr!("projection"), self.projection(shard_key)?);
-        command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
+        append_collation(&mut command, asked.into_iter(), Scope::Everywhere);
         let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
         let (documents, _) = find_in_transaction(session, &self.database, command).await?;
         for document in documents {

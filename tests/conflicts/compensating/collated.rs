@@ -1,13 +1,19 @@
 //! Constraints with a collation: what is a duplicate, and what the error says, held against a native unique index with the
 //! same one.
 
-use bson::{Bson, Document, doc};
+use std::time::Duration;
+
+use bson::{Bson, Document, RawBson, doc};
+use futures_util::TryStreamExt;
 use keyward::namespace::Namespace;
+use keyward::proxy_collection::Owner;
 use keyward::raw::{Builder, Doc};
+use keyward::reservation::Scope;
 use testbed::ReplicaSet;
 
 use crate::compensating::{insert, keyward, users, write_errors};
 use crate::native_index::server::Server;
+use crate::trial::store_through;
 use testkit::{Keyward, comparable, run};
 
 const EN_2: &str = "  - { collection: DB.users, key: { email: 1 }, collation: { locale: en, strength: 2 } }\n";
@@ -178,4 +184,44 @@ async fn a_constraint_has_its_collections_collation_unless_it_states_one() {
         text.contains("sort keys of another version") && text.contains("another name"),
         "{text}"
     );
+}
+
+/// The index on `_id` has the collection's collation, and serves no other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn owners_are_looked_up_by_the_index_on_their_ids_and_told_apart_by_case() {
+    let database = "collated_look_up";
+    let direct = ReplicaSet::shared().client();
+    direct.database(database).drop().await.unwrap();
+    run(&direct, database, doc! { "create": "users", "collation": en_2() }).await;
+    let others = (0..200).map(|id| doc! { "_id": format!("other {id}"), "email": id });
+    let one = doc! { "_id": "one", "email": "a@x" };
+    run(&direct, database, insert(others.chain([one]).collect(), true)).await;
+    let (proxy, key) = store_through(&direct, database, Duration::from_secs(60));
+    run(&direct, database, doc! { "profile": 2 }).await;
+    let owner = |id: &str| Owner {
+        id: RawBson::String(id.to_owned()),
+        route: None,
+    };
+    let owners = [owner("one"), owner("ONE"), owner("two")];
+    let pairs: Vec<_> = owners.iter().map(|owner| (&key, owner)).collect();
+    for scope in [Scope::Route, Scope::Everywhere, Scope::Linearizable] {
+        assert_eq!(proxy.look_up(&pairs, scope).await.unwrap(), [true, false, false]);
+    }
+    let owner_of = |document: Doc<'_>| {
+        let id = document.get("_id").ok()??.as_str()?;
+        Some(owner(id))
+    };
+    let moments = proxy.at_one_moment(&pairs, &[], owner_of).await.unwrap();
+    assert!(
+        moments.iter().all(|moment| moment.owners == [owner("one")]),
+        "{moments:?}"
+    );
+    run(&direct, database, doc! { "profile": 0 }).await;
+    let profile = direct.database(database).collection::<Document>("system.profile");
+    let reads = doc! { "ns": format!("{database}.users"), "op": "query" };
+    let reads: Vec<Document> = profile.find(reads).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(reads.len(), 4, "{reads:?}");
+    for read in reads {
+        assert!(read.get_i32("docsExamined").unwrap() <= 2, "{read}");
+    }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::End;
 use super::judgement::Judged;
+use super::leaving::{AHEAD_BYTES_MAX, gone};
 use super::registration::Registration;
 use super::request_context::RequestContext;
 use super::serve::MessageHandler;
@@ -26,8 +27,6 @@ use crate::upstream::ConnectionError;
 use crate::wire::{Draft, OpMsg, Rejection, Request};
 use crate::write::Served;
 
-/// How many bytes Keyward reads of later messages while a merge is under way.
-const AHEAD_BYTES_MAX: usize = 64 * 1024;
 /// The server's shortest time limit.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -223,19 +222,6 @@ impl Merging<'_, '_, '_> {
         self.outcome.end_batch(self.stage);
         Ok(self.outcome.error())
     }
-}
-
-/// Ends when the client is gone. Keyward reads some of what the client sends meanwhile. If the client sends more, Keyward notices only
-/// later that it is gone.
-async fn gone(client: &mut Incoming, ahead_max: usize) -> End {
-    while client.inbox.bytes().len() < ahead_max {
-        match client.fill(0).await {
-            Ok(0) => return End::ClientClosed,
-            Ok(_) => {}
-            Err(error) => return End::Client(error),
-        }
-    }
-    std::future::pending().await
 }
 
 /// The code of a reply that isn't `ok`.

@@ -12,6 +12,7 @@ mod drain;
 mod end;
 mod greeting;
 mod judgement;
+mod leaving;
 mod left_open;
 mod merging;
 mod notice;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bson::spec::ElementType;
 
+use super::leaving::{AHEAD_BYTES_MAX, gone};
 use super::{End, Service};
 use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
@@ -14,6 +15,7 @@ use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc};
 use crate::route::{ReadByKey, RoutedReply, found, read_target};
 use crate::server::reply::is_ok;
+use crate::stream::Incoming;
 use crate::upstream::Connection;
 use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
 
@@ -52,24 +54,23 @@ impl<'m> RoutableRead<'m> {
         })
     }
 
-    /// Routes the read. `None` if the client's own command is to go on unchanged.
+    /// The read in its form for the owner's shard. `None` if the client's own command is to go on unchanged.
     ///
     /// # Errors
     /// [`End`] if the upstream connection is gone.
-    pub(super) async fn route(
+    pub(super) async fn pin(
         &self,
         request: &Request<'_>,
         service: &Service,
         rights: &mut Rights,
         upstream: &mut Connection,
-    ) -> Result<Option<Routed>, End> {
+    ) -> Result<Option<PinnedRead>, End> {
         let (protected, read) = (&self.protected, &self.read);
         // The server checks a message whole before it runs any of it.
         let Ok(message) = OpMsg::parse_whole(request.unpacked) else {
             return Ok(None);
         };
         let proxy = &protected.constraints[read.asked.constraint];
-        let metrics = &proxy.metrics;
         // While documents without reservations may exist, two documents may hold the key.
         if !service.is_enforced(&proxy.constraint)
             || !rights.may_find(&protected.namespace, message.body, upstream).await?
@@ -78,18 +79,53 @@ impl<'m> RoutableRead<'m> {
         }
         let owner = proxy.reserved_owner(&read.asked.key).await;
         let Some(command) = owner.and_then(|owner| read.pinned(&owner, protected).ok().flatten()) else {
-            metrics.routed_misses.inc();
+            proxy.metrics.routed_misses.inc();
             return Ok(None);
         };
-        let reply = upstream.request(&Draft::of_body(&command)).await?;
+        Ok(Some(PinnedRead {
+            protected: protected.clone(),
+            constraint: read.asked.constraint,
+            is_explained: read.is_explained,
+            command,
+        }))
+    }
+}
+
+/// A read by a key, in its form for the owner's shard. It borrows nothing of the client's message, so Keyward can read on from the client
+/// while the server carries it out.
+pub(super) struct PinnedRead {
+    protected: Arc<Protected>,
+    /// The position of the constraint.
+    constraint: usize,
+    is_explained: bool,
+    command: Vec<u8>,
+}
+
+impl PinnedRead {
+    /// Sends the read, and waits for its reply, or until `client` is gone. `None` if the client's own command is to go on unchanged.
+    ///
+    /// If the client goes, the upstream connection is out of step. It is closed, and so the server ends the read.
+    ///
+    /// # Errors
+    /// [`End`] if the client or the upstream connection is gone.
+    pub(super) async fn run(&self, client: &mut Incoming, upstream: &mut Connection) -> Result<Option<Routed>, End> {
+        let metrics = &self.protected.constraints[self.constraint].metrics;
+        let draft = Draft::of_body(&self.command);
+        let ahead_max = client.inbox.bytes().len() + AHEAD_BYTES_MAX;
+        let reply = tokio::select! {
+            biased;
+            reply = upstream.request(&draft) => reply?,
+            end = gone(client, ahead_max) => return Err(end),
+        };
         let leaves_cursor = match found(reply.body()).map_err(Rejection::from)? {
             RoutedReply::Document { leaves_cursor } => leaves_cursor,
             RoutedReply::Ended => false,
-            RoutedReply::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
+            RoutedReply::Nothing { .. } if self.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
             RoutedReply::Nothing { cursor } => {
                 metrics.routed_fell_back.inc();
                 if let Some(cursor) = cursor {
-                    close(cursor, protected, message.body, upstream).await?;
+                    let body = Doc::new(&self.command).map_err(Rejection::from)?;
+                    close(cursor, &self.protected, body, upstream).await?;
                 }
                 return Ok(None);
             }

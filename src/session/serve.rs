@@ -11,6 +11,7 @@ use super::refusals::RefusalLog;
 use super::registration::Registration;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
+use super::routed::PinnedRead;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
@@ -44,6 +45,8 @@ enum Action {
     JudgeAnew,
     /// Keyward carries out the `aggregate` with `$merge` in this whole message, and then answers.
     Merge(Vec<u8>, ReplyTo),
+    /// Keyward sends the read to the owner's shard, and then answers or forwards the message, whose reply is then pending.
+    Read(Box<PinnedRead>, ReplyTo, Option<PendingReply>),
 }
 
 /// The effects that a message may have once it goes on.
@@ -116,9 +119,9 @@ impl Session {
             let span_of_client = &self.client_span;
             let serving = span.around(handler.serve(judged, self.last_reply_id));
             let mut action = span_of_client.around(serving).await?;
-            if let Action::Merge(message, reply_to) = action {
-                let merging = handler.answer_merge(&message, reply_to, &mut self.client_in);
-                action = span_of_client.around(span.around(merging)).await?;
+            if matches!(action, Action::Merge(..) | Action::Read(..)) {
+                let carrying_out = handler.carry_out(action, &mut self.client_in);
+                action = span_of_client.around(span.around(carrying_out)).await?;
             }
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
@@ -161,7 +164,7 @@ impl Session {
                 };
                 return;
             }
-            Action::Silence | Action::JudgeAnew | Action::Merge(..) => {}
+            Action::Silence | Action::JudgeAnew | Action::Merge(..) | Action::Read(..) => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Action::Answer(reply) => self.replies.answer(reply),
             Action::AnswerWithCursor(reply) => {
@@ -284,11 +287,23 @@ impl MessageHandler<'_> {
         Ok(answered.await?)
     }
 
-    /// Carries out the `aggregate` with `$merge` in the whole `message` of `client`.
-    async fn answer_merge(&mut self, message: &[u8], reply_to: ReplyTo, client: &mut Incoming) -> Result<Action, End> {
+    /// Carries out an action that may take long, and that ends if `client` leaves.
+    async fn carry_out(&mut self, action: Action, client: &mut Incoming) -> Result<Action, End> {
         // Boxed, like all that a connection seldom needs.
-        let merged: BoxFuture<'_, _> = Box::pin(self.merge(message, client));
-        reply_to.answer(&merged.await?)
+        match action {
+            Action::Merge(message, reply_to) => {
+                let merged: BoxFuture<'_, _> = Box::pin(self.merge(&message, client));
+                reply_to.answer(&merged.await?)
+            }
+            Action::Read(read, reply_to, pending) => {
+                let routed: BoxFuture<'_, _> = Box::pin(read.run(client, self.upstream));
+                match routed.await? {
+                    Some(routed) => reply_to.answer_leaving(routed.leaves_cursor, &routed.body),
+                    None => Ok(Action::Forward(pending)),
+                }
+            }
+            action => Ok(action),
+        }
     }
 
     /// The error for a command that Keyward can't protect.
@@ -380,10 +395,10 @@ impl MessageHandler<'_> {
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
     async fn route_or_forward(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
         if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.may_act_for_client) {
-            let routed: BoxFuture<'_, _> =
-                Box::pin(by_key.route(&judged.request, self.service, self.rights, self.upstream));
-            if let Some(routed) = routed.await? {
-                return reply_to.answer_leaving(routed.leaves_cursor, &routed.body);
+            let pinned: BoxFuture<'_, _> =
+                Box::pin(by_key.pin(&judged.request, self.service, self.rights, self.upstream));
+            if let Some(read) = pinned.await? {
+                return Ok(Action::Read(Box::new(read), reply_to, judged.pending()));
             }
         }
         Ok(Action::Forward(judged.pending()))

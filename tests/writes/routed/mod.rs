@@ -2,6 +2,7 @@
 
 mod excluded;
 mod generated;
+mod left;
 mod moving;
 mod settings;
 mod statements;

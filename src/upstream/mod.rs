@@ -223,9 +223,11 @@ impl Upstream {
         }
     }
 
-    /// The addresses of `targets`, the chosen one first. If none is chosen, or another server is the primary now, it is chosen by
-    /// chance. A `mongos` stays chosen while the driver doesn't know it: one error of Keyward's own is enough for that. Only who asks it
-    /// finds out whether another one must be chosen.
+    /// The addresses of `targets`, the chosen one first. If none is chosen, or it is of no use any more, it is chosen by chance: another
+    /// server is the primary, or the deployment has this `mongos` no longer, or in a version that is too old.
+    ///
+    /// A `mongos` stays chosen while it doesn't answer the driver: one error of Keyward's own is enough for that. Only a connection shows
+    /// whether another one must be chosen.
     fn in_order(&self, targets: &Targets) -> Vec<ServerAddress> {
         let mut addresses = targets.addresses().to_vec();
         if addresses.is_empty() {
@@ -240,8 +242,9 @@ impl Upstream {
             if there.is_some() {
                 return false;
             }
-            if chosen.is_some() && !targets.follows_primary() {
-                addresses.splice(0..0, chosen.clone());
+            let silent = chosen.as_ref().filter(|chosen| targets.is_silent(chosen));
+            if silent.is_some() && !targets.follows_primary() {
+                addresses.splice(0..0, silent.cloned());
                 return false;
             }
             *chosen = addresses.first().cloned();
@@ -320,26 +323,41 @@ mod tests {
         let mut first = Vec::new();
         for _ in 0..60 {
             let upstream = Upstream::new("mongodb://a:1,b:1,c:1").await.unwrap();
-            let routers = |addresses: &[ServerAddress]| Targets::of(addresses, false);
-            let all = routers(&addresses);
+            let routers = |addresses: &[ServerAddress], silent: &[ServerAddress]| Targets::of(addresses, silent, false);
+            let all = routers(&addresses, &[]);
             let order = upstream.in_order(&all);
             assert_eq!(order.len(), 3);
             assert_eq!(upstream.in_order(&all), order);
             // Other targets come and go meanwhile, and so does the chosen one.
-            assert_eq!(upstream.in_order(&routers(&order[..1]))[0], order[0]);
-            assert_eq!(upstream.in_order(&routers(&order[1..]))[0], order[0]);
+            assert_eq!(upstream.in_order(&routers(&order[..1], &order[1..]))[0], order[0]);
+            assert_eq!(upstream.in_order(&routers(&order[1..], &order[..1]))[0], order[0]);
             upstream.choose(&order[1], &order[0]);
             assert_eq!(upstream.in_order(&all)[0], order[1]);
             // Another task has found out about the former one later.
             upstream.choose(&order[2], &order[0]);
             assert_eq!(upstream.in_order(&all)[0], order[1]);
             // Another server is the primary.
-            let primary = Targets::of(&order[2..], true);
+            let primary = Targets::of(&order[2..], &order[..2], true);
             assert_eq!(upstream.in_order(&primary), order[2..]);
             first.push(order[0].to_string());
         }
         first.sort_unstable();
         first.dedup();
         assert_eq!(first, ["a:1", "b:1", "c:1"], "not every Keyward goes to the same one");
+    }
+
+    /// It is too old, or the deployment doesn't have it any more. It may still accept connections.
+    #[tokio::test]
+    async fn a_chosen_mongos_that_is_no_target_any_more_gets_no_connection() {
+        let addresses = ["a:1", "b:1", "c:1"].map(|address| ServerAddress::parse(address).unwrap());
+        let upstream = Upstream::new("mongodb://a:1,b:1,c:1").await.unwrap();
+        let mut chosen = upstream.chosen();
+        let order = upstream.in_order(&Targets::of(&addresses, &[], false));
+        assert_eq!(chosen.borrow_and_update().as_ref(), Some(&order[0]));
+        let others = upstream.in_order(&Targets::of(&order[1..2], &order[2..], false));
+        assert_eq!(others, order[1..2]);
+        // Existing connections learn it, too.
+        assert!(chosen.has_changed().unwrap());
+        assert_eq!(chosen.borrow_and_update().as_ref(), Some(&order[1]));
     }
 }

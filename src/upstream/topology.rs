@@ -19,17 +19,25 @@ pub const WIRE_VERSION_MIN: i32 = 17;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Targets {
     addresses: Vec<ServerAddress>,
+    /// The servers of the deployment that don't answer the driver at present. They may be of use again.
+    silent: Vec<ServerAddress>,
     /// Whether a connection is of use only as long as its server is the primary.
     follows_primary: bool,
 }
 
 impl Targets {
     #[cfg(test)]
-    pub(super) fn of(addresses: &[ServerAddress], follows_primary: bool) -> Targets {
+    pub(super) fn of(addresses: &[ServerAddress], silent: &[ServerAddress], follows_primary: bool) -> Targets {
         Targets {
             addresses: addresses.to_vec(),
+            silent: silent.to_vec(),
             follows_primary,
         }
+    }
+
+    /// Whether this server is of the deployment, and doesn't answer the driver at present.
+    pub(super) fn is_silent(&self, address: &ServerAddress) -> bool {
+        self.silent.contains(address)
     }
 
     /// Their addresses, in a fixed order; empty while none is known.
@@ -56,8 +64,11 @@ pub fn follow(publish: &watch::Sender<Targets>, publish_reasons: &watch::Sender<
         return;
     };
     let topology = &event.new_description;
-    let (mut addresses, mut reasons) = (Vec::new(), Vec::new());
+    let (mut addresses, mut silent, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
     for (address, server) in topology.servers() {
+        if server.error().is_some() || server.server_type() == ServerType::Unknown {
+            silent.push(address.clone());
+        }
         match why_unusable(&server) {
             Some(reason) => reasons.push(format!("{address}: {reason}")),
             None => addresses.push(address.clone()),
@@ -69,8 +80,10 @@ pub fn follow(publish: &watch::Sender<Targets>, publish_reasons: &watch::Sender<
     reasons.sort_unstable();
     publish_reasons.send_replace(reasons);
     addresses.sort_by_key(ToString::to_string);
+    silent.sort_by_key(ToString::to_string);
     let targets = Targets {
         addresses,
+        silent,
         follows_primary: matches!(
             topology.topology_type(),
             TopologyType::ReplicaSetWithPrimary | TopologyType::ReplicaSetNoPrimary
@@ -116,13 +129,8 @@ mod tests {
     use super::*;
 
     fn targets(addresses: &[&str], follows_primary: bool) -> Targets {
-        Targets {
-            addresses: addresses
-                .iter()
-                .map(|text| ServerAddress::parse(text).unwrap())
-                .collect(),
-            follows_primary,
-        }
+        let addresses = addresses.iter().map(|text| ServerAddress::parse(text).unwrap());
+        Targets::of(&addresses.collect::<Vec<_>>(), &[], follows_primary)
     }
 
     #[test]

@@ -70,10 +70,9 @@ impl<'a> Candidate<'a> {
         token: Token,
         doc: Doc<'_>,
     ) -> Result<Vec<Self>, KeyError> {
-        check_unrepeated(protected, doc)?;
         let owner = owner_of(protected, doc)?;
-        let keys = protected.constraints[constraint].constraint.keys(doc)?;
-        let keys = keys.into_iter().map(|key| ConstrainedKey { constraint, key });
+        let keys = keys_under(protected, constraint, doc)?.into_iter();
+        let keys = keys.map(|key| ConstrainedKey { constraint, key });
         Ok(keys
             .map(|key| Candidate::of_held_key(token, owner.clone(), key))
             .collect())
@@ -272,8 +271,18 @@ pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> KeysOfDocument {
             Err(error) => all.unindexable = all.unindexable.or(Some(error)),
         }
     }
-    all.unindexable = all.unindexable.or(check_unrepeated(protected, doc).err());
+    // Fields that are hidden may make up the other error.
+    all.unindexable = check_unrepeated(protected, doc).err().or(all.unindexable);
     all
+}
+
+/// The keys that an existing document has under the constraint at this position.
+///
+/// # Errors
+/// [`KeyError`] if the constraint can't index the document, or a reader may not see all of its fields.
+pub fn keys_under(protected: &Protected, constraint: usize, doc: Doc<'_>) -> Result<Vec<Key>, KeyError> {
+    check_unrepeated(protected, doc)?;
+    protected.constraints[constraint].constraint.keys(doc)
 }
 
 /// Checks that the document has each field once that keys and its place are made of.

@@ -9,6 +9,8 @@ mod effects;
 mod takeover_check;
 
 pub use attempt_registry::{AttemptGuard, AttemptRegistry, unregistered_token};
-pub use candidate::{Candidate, ConstrainedKey, KeysOfDocument, anticipate, keys_of, keys_of_new, owner_of, with_id};
+pub use candidate::{
+    Candidate, ConstrainedKey, KeysOfDocument, anticipate, keys_of, keys_of_new, keys_under, owner_of, with_id,
+};
 pub use effects::{advance_attempts, run_releases};
 pub use takeover_check::TakeoverCheck;

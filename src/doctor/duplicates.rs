@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 
 use super::check::CheckOutcome;
 use crate::catalog::Protected;
-use crate::claims::owner_of;
+use crate::claims::{keys_under, owner_of};
 use crate::config::Config;
 use crate::constraint::Key;
 use crate::extended_json::as_json;
@@ -86,7 +86,7 @@ async fn sample(protected: &Protected, position: usize) -> Result<Sample, StoreE
             continue;
         }
         sample.documents += 1;
-        match proxy.constraint.keys(doc) {
+        match keys_under(protected, position, doc) {
             Ok(keys) => {
                 for key in keys {
                     match owners.entry(key) {

@@ -16,7 +16,7 @@ use super::duplicate_groups::{DuplicateGroup, fingerprint};
 use super::report::{DuplicatedKey, KEYS_LISTED, Report, Reports, UnindexableDocument, UnlistedKeys};
 use super::{PrepareError, check_strategies, prepared};
 use crate::catalog::Protected;
-use crate::claims::owner_of;
+use crate::claims::{keys_under, owner_of};
 use crate::constraint::{Constraint, Key};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
@@ -174,7 +174,7 @@ impl DryRun<'_> {
             for document in batch.iter().filter(is_new) {
                 let keys = Doc::new(document.as_bytes())
                     .map_err(Into::into)
-                    .and_then(|doc| proxy.constraint.keys(doc));
+                    .and_then(|doc| keys_under(self.protected, self.position, doc));
                 match keys {
                     Ok(keys) => note(Ok(&keys), document),
                     Err(error) => note(Err(UnindexableDocument::of(document, &error)), document),

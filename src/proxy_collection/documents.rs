@@ -3,6 +3,7 @@
 //! A walk over all has a cursor. Each shard reads each of its documents once. The walk goes through the router, which leaves out orphaned documents of
 //! moved chunks.
 
+use bson::spec::ElementType;
 use bson::{Document, RawBson, RawDocumentBuf, cstr, doc};
 use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatchCursor;
@@ -11,6 +12,7 @@ use super::find::{as_a_write_sees, documents_of};
 use super::time_out::{answered, within};
 use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
+use crate::raw::Doc;
 
 impl ProxyCollection {
     /// Walks the documents of the protected collection after the `_id` `after`, about `batch` at a time.
@@ -35,7 +37,7 @@ impl ProxyCollection {
     /// The server may give a document twice. From a collection that isn't much larger it gives all, and some of them may be missing if they
     /// are written meanwhile.
     pub async fn sample(&self, size: u32, shard_key: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let projection = self.projection(shard_key)?;
+        let projection = self.projection_of_existing(shard_key)?;
         let projection = Document::try_from(&projection).map_err(|_| StoreError::Unexpected("a projection"))?;
         let stages = [
             doc! { "$sample": { "size": i64::from(size) } },
@@ -88,7 +90,7 @@ impl AllDocuments<'_> {
         let Some(mut command) = walk(self.proxy.protected.name(), self.after.as_ref(), self.size) else {
             return Ok(None);
         };
-        command.append(cstr!("projection"), self.proxy.projection(self.shard_key)?);
+        command.append(cstr!("projection"), self.proxy.projection_of_existing(self.shard_key)?);
         let size = u32::try_from(self.size).unwrap_or(u32::MAX);
         let cursor = self
             .proxy
@@ -102,9 +104,28 @@ impl AllDocuments<'_> {
     async fn add_same_id(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
             let mut documents_of_same_id = self.proxy.documents_of_same_id(id, self.shard_key).await?;
-            documents_of_same_id.retain(|same_id| !documents.contains(same_id));
+            let is_read = |same_id: &RawDocumentBuf| {
+                let is_same = |read: &RawDocumentBuf| read == same_id || first_fields(read) == first_fields(same_id);
+                documents.iter().rev().any(is_same)
+            };
+            documents_of_same_id.retain(|same_id| !is_read(same_id));
             documents.append(&mut documents_of_same_id);
         }
         Ok(())
     }
+}
+
+/// The first field of each name. If a router sorts, it shows the value of the first one for all of the same name.
+fn first_fields(document: &RawDocumentBuf) -> Vec<(&[u8], ElementType, &[u8])> {
+    let mut first: Vec<(&[u8], ElementType, &[u8])> = Vec::new();
+    for field in Doc::new(document.as_bytes())
+        .into_iter()
+        .flat_map(Doc::elements)
+        .flatten()
+    {
+        if !first.iter().any(|(name, ..)| *name == field.name) {
+            first.push((field.name, field.kind, field.value));
+        }
+    }
+    first
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use bson::raw::CStr;
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
 
@@ -19,6 +20,9 @@ use crate::traces::{ProxyRequest, asking};
 
 /// The time limit of a linearizable read, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
+
+/// The name of a field that no document has.
+const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
 
 impl Owner {
     /// The owner that `doc` is, in a collection with this shard key.
@@ -169,6 +173,16 @@ impl ProxyCollection {
             .collect();
         fields.insert("_id", 1);
         RawDocumentBuf::try_from(&fields).map_err(|_| StoreError::Unexpected("a projection"))
+    }
+
+    /// Projects the same fields so that it shows if a document has one of them twice.
+    ///
+    /// The server reads a document only until it has found as many fields as the projection names. If one comes twice, it doesn't find
+    /// others behind it. This projection names one more, which no document has. So the second one of the same name is found.
+    pub(super) fn projection_of_existing(&self, more: &[String]) -> Result<RawDocumentBuf, StoreError> {
+        let mut projection = self.projection(more)?;
+        projection.append(ABSENT_FIELD, 1);
+        Ok(projection)
     }
 
     pub(super) fn keys_of(&self, documents: &[RawDocumentBuf]) -> Result<HashSet<Key>, StoreError> {

@@ -93,7 +93,7 @@ impl ProxyCollection {
     ) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let command = rawdoc! {
             "find": self.protected.name(), "filter": { "_id": equal_to(id.clone()) },
-            "projection": self.projection(shard_key)?,
+            "projection": self.projection_of_existing(shard_key)?,
         };
         self.find(command).await
     }

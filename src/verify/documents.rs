@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::repair::Repaired;
 use super::{Finding, FindingKind, KEYS_REMEMBERED, PAGE, RecheckTimes, SUSPECTS_AT_ONCE, SUSPECTS_MAX, Verification};
-use crate::claims::owner_of;
+use crate::claims::{keys_under, owner_of};
 use crate::constraint::Key;
 use crate::extended_json::as_json;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
@@ -79,7 +79,7 @@ impl Verification<'_> {
             let malformed = |_| StoreError::Unexpected("a document");
             let document = Doc::new(document.as_bytes()).map_err(malformed)?;
             let owner = owner_of(self.protected, document).map_err(malformed)?;
-            match self.proxy.constraint.keys(document) {
+            match keys_under(self.protected, self.position, document) {
                 Ok(keys) => wanted.extend(keys.into_iter().map(|key| Suspect {
                     key,
                     owner: owner.clone(),
@@ -238,7 +238,7 @@ impl Verification<'_> {
             if owner_of(self.protected, document).map_err(malformed)? != *owner {
                 continue;
             }
-            if let Err(error) = self.proxy.constraint.keys(document) {
+            if let Err(error) = keys_under(self.protected, self.position, document) {
                 let found = Finding {
                     reason: Some(error.to_string()),
                     ..Finding::new(FindingKind::Unindexable, &self.proxy.constraint, None).about([owner])

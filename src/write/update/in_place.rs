@@ -31,6 +31,7 @@ use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting::pin;
 use crate::command::key_update::{KeyUpdate, UpdatedDocument};
 use crate::command::statement::Selection;
+use crate::constraint::KeyError;
 use crate::proxy_collection::{ProxyCollection, Reservation};
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
@@ -92,6 +93,10 @@ async fn try_once(
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
         (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
+    if let Some(error @ KeyError::Repeated { .. }) = &seen.document_keys.unindexable {
+        let result = run_on_repeated(run, error).await?;
+        return Ok(InPlaceOutcome::Ran(result));
+    }
     if seen.is_one_of_several && *key_update != KeyUpdate::Removal {
         // A router may send the statement to all of them, and all would get the key. The next command knows the shard key.
         run.op.context.renew_shard_keys().await;
@@ -275,6 +280,16 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
     let namespace = run.op.protected.namespace.clone();
     let first_try = first_try(run).await?;
     Ok(first_try.unwrap_or(StatementResult::Refused(WriteRefusal::TooLarge { namespace })))
+}
+
+/// The result of a statement about a document that has a field twice. The read doesn't show all of its fields, so the statement can't be
+/// pinned to their values. As above, a retryable statement must not change to a transaction.
+async fn run_on_repeated(run: &mut StatementRun<'_, '_>, error: &KeyError) -> Result<StatementResult, ForwardError> {
+    if run.retry_id.is_none() {
+        return run.run_in_own_transaction().await;
+    }
+    let first_try = first_try(run).await?;
+    Ok(first_try.unwrap_or_else(|| StatementResult::Unindexable(error.clone())))
 }
 
 /// The statement, pinned to this document and to the values that its keys are made of.

@@ -1,14 +1,18 @@
 //! Values that break what stands between Keyward and the server rather than the server itself, held against a native
 //! unique index.
 
+use std::time::{Duration, Instant};
+
 use bson::{Bson, Document, RawDocumentBuf, Timestamp, bson, doc, rawdoc};
 use keyward::namespace::Namespace;
 use keyward::raw::Builder;
 use testbed::{Cluster, ReplicaSet};
 
+use crate::both::retries::retryable;
 use crate::compensating::{EMAIL, PHONE, assert_agreement, insert, keyward, users, write_errors};
 use crate::native_index::server::Server;
 use testkit::run;
+use testkit::wire::send;
 
 /// The same documents, one after another, through Keyward and into a native unique index.
 async fn same_answers(database: &str, cluster: &Cluster, address: &str, documents: Vec<Vec<u8>>) {
@@ -128,6 +132,51 @@ async fn a_document_with_a_field_twice_is_refused() {
         let reply = client.database(database).run_raw_command(update).await.unwrap();
         assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
     }
+}
+
+/// They are older than the constraint, or were written past Keyward. No condition on what Keyward reads of them would hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retryable_statement_about_a_document_with_a_field_twice_is_refused_at_once() {
+    let database = "field_twice_there";
+    let cluster = users(database);
+    let two = EMAIL.replace("email: 1", "first: 1, second: 1");
+    let keyward = keyward(cluster, database, "60s", &[&two]);
+    let past = cluster
+        .client()
+        .database(database)
+        .collection::<RawDocumentBuf>("users");
+    let twice = |id: i32| rawdoc! { "_id": id, "region": "a", "first": id, "first": 0, "second": id };
+    past.insert_many((1..5).map(twice)).await.unwrap();
+    let began = Instant::now();
+    let send = |command: Document| send(&keyward.address, database, command).unwrap();
+    let place = |id: i32| doc! { "_id": id, "region": "a" };
+    let update = |id: i32, change: Document| doc! { "update": "users", "updates": [{ "q": place(id), "u": change }] };
+    let delete = |id: i32| doc! { "delete": "users", "deletes": [{ "q": place(id), "limit": 1 }] };
+    let set = |id: i32| update(id, doc! { "$set": { "first": 7 } });
+    for command in [set(1), update(1, doc! { "region": "a", "first": 7 }), delete(1)] {
+        let reply = send(retryable(command, 1));
+        assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    }
+    let modify = doc! { "findAndModify": "users", "query": place(1), "remove": true };
+    let reply = send(retryable(modify, 1));
+    assert_eq!(reply.get_i32("code").ok(), Some(115), "{reply}");
+    // Without a number, the server's own result is known in the end.
+    let reply = send(set(2));
+    assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    let reply = send(update(3, doc! { "region": "a", "first": 3, "second": 3 }));
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    let reply = send(delete(4));
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    // A retry of a statement that a first try has carried out.
+    let first_try = retryable(update(3, doc! { "$set": { "first": 4 } }), 1);
+    let reply = send(first_try.clone());
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    past.delete_one(place(3)).await.unwrap();
+    past.insert_one(twice(3)).await.unwrap();
+    let reply = send(first_try);
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    // Each of them would take a minute if it were tried until then.
+    assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
 }
 
 /// The server fills such a time in where it is a field of a reservation, but not where it is a document's `_id`.

@@ -9,6 +9,7 @@ mod faults;
 mod interrupted;
 mod million;
 mod planted;
+mod repeated;
 mod reported;
 mod restored;
 mod run;

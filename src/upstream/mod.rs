@@ -223,8 +223,8 @@ impl Upstream {
         }
     }
 
-    /// The addresses of `targets`, the chosen one first. If none is chosen, or it is of no use any more, it is chosen by chance: another
-    /// server is the primary, or the deployment has this `mongos` no longer, or in a version that is too old.
+    /// The addresses of `targets`, the chosen one first. If none is chosen, or the chosen one is of no use any more, one is chosen by
+    /// chance. It is of no use if another server is the primary, or if it is a `mongos` that is too old or left the deployment.
     ///
     /// A `mongos` stays chosen while it doesn't answer the driver: one error of Keyward's own is enough for that. Only a connection shows
     /// whether another one must be chosen.

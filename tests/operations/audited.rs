@@ -118,8 +118,13 @@ async fn a_change_with_text_that_is_not_utf_8_is_audited_like_any_other() {
         assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     };
     let keyward = start(&Cluster::shared().uri(), DATABASE);
-    until_auditing(&keyward, DATABASE);
     keyward.insert_once_permitted(DATABASE, user(1, "a", "one")).unwrap();
+    // Without a record, an audit that begins anew would compare all documents, and find these in any case.
+    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    keyward.until("a record", || {
+        let counted = Cluster::shared().run(DATABASE, recorded.clone()).unwrap();
+        counted.get_i32("n").ok() == Some(1)
+    });
     past("insert", "documents", &|user| {
         user.int32("_id", 2).string("region", b"a").string("email", b"two");
         user.string("name", b"\xff");

@@ -115,7 +115,7 @@ impl Connection {
     }
 
     /// Takes note that the server at the other end is the primary of a replica set.
-    pub(super) fn to_primary(self) -> Self {
+    pub(super) fn of_primary(self) -> Self {
         Connection {
             is_to_primary: true,
             ..self

@@ -297,7 +297,7 @@ impl Upstream {
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let connection = Connection::new(halves, address.clone());
         Ok(match self.targets.borrow().follows_primary() {
-            true => connection.to_primary(),
+            true => connection.of_primary(),
             false => connection,
         })
     }

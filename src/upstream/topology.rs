@@ -95,7 +95,7 @@ pub fn follow(publish: &watch::Sender<Targets>, publish_reasons: &watch::Sender<
             let names: Vec<String> = targets.addresses.iter().map(ToString::to_string).collect();
             // Where none is left, `instance/reachability.rs` warns once that lasts.
             match current.addresses.is_empty() {
-                _ if names.is_empty() => {}
+                _ if names.is_empty() || current.addresses == targets.addresses => {}
                 true => debug!(targets = names.join(", "), "upstream found"),
                 false => info!(targets = names.join(", "), "upstream changed"),
             }

@@ -197,6 +197,26 @@ pub async fn statement(
     })
 }
 
+/// Sends the statements `rewritten`, which match no document, under the numbers of those at their positions. Returns the reply's body;
+/// `None` if Keyward no longer sends them.
+pub async fn questions(
+    op: &mut WriteOp<'_>,
+    kind: StatementKind,
+    rewritten: &[(usize, Vec<u8>)],
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let Some(list) = kind.list().filter(|_| op.upstream.is_permitted_to_write()) else {
+        return Ok(None);
+    };
+    let times = &op.reservation_times();
+    let positions = rewritten.iter().map(|(position, _)| *position);
+    let part = part_of_body(op.command, list, positions, times)?.finish();
+    let body = with_write_concern(Doc::new(&part)?, Acknowledged::ByPrimary, None, times)?;
+    let statements = rewritten.iter().map(|(_, statement)| statement.as_slice());
+    let draft = Draft::with_documents(&body, list, statements);
+    let reply = op.upstream.request(&draft).await?;
+    Ok(Some(reply.body().bytes().to_vec()))
+}
+
 fn outcome(answer: Doc<'_>) -> Result<Outcome<UnappliedReason>, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or(0);

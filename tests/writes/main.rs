@@ -16,6 +16,7 @@ mod merged;
 mod own_reads;
 mod partly_failed;
 mod plain_upsert;
+mod prepared_together;
 mod protected_insert;
 mod proxy_layout;
 mod refusals;

@@ -15,7 +15,7 @@ use crate::claims::Candidate;
 use crate::command::batch::BatchCommand;
 use crate::command::filter_rewriting::{self, names_shard, nothing, pin};
 use crate::command::running::append_fields;
-use crate::command::statement::StatementKind;
+use crate::command::statement::{Statement, StatementKind};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
 use crate::server::definite::refused_before_execution;
@@ -156,6 +156,31 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
         // The answer counts after a majority has the effect.
         _ => first_try(run).await,
     }
+}
+
+/// Whether a shard may have carried out one of these statements of a retryable command before ([`done_elsewhere`]). Keyward asks about
+/// all of them at once, after it has read their documents.
+pub async fn may_be_done_elsewhere(
+    op: &mut WriteOp<'_>,
+    statements: &[(usize, Statement<'_>)],
+) -> Result<bool, ForwardError> {
+    let mut questions = Vec::new();
+    for (index, statement) in statements.iter().filter(|_| op.is_retryable()) {
+        let query = statement.query()?.unwrap_or(Doc::empty());
+        if !names_shard(query, &op.protected.shard_key)? {
+            let rewritten = statement.without_upsert(&filter_rewriting::nothing(query)?)?;
+            questions.push((*index, rewritten));
+        }
+    }
+    let Some((_, Statement { kind, .. })) = statements.first().filter(|_| !questions.is_empty()) else {
+        return Ok(false);
+    };
+    let Some(said) = forward::questions(op, *kind, &questions).await? else {
+        return Ok(true);
+    };
+    let said = Doc::new(&said)?;
+    let is_no = reply::is_ok(said)? && !reply::has_write_errors(said)? && reply::documents_affected(said)? == 0;
+    Ok(!is_no || reply::is_from_memory(said)?)
 }
 
 /// The server's answer to an upsert that Keyward `sent` as a `findAndModify` without `upsert`. If its first try inserted a document,

@@ -21,6 +21,9 @@ use crate::write::txn::{Failure, Transaction, append_read_concern};
 /// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
 
+/// The most documents that one read of several expects: more than have the `_id`s that it asks for.
+const SEVERAL_MAX: usize = 10_000;
+
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
 pub struct DocumentKeys {
@@ -187,6 +190,34 @@ pub async fn read_outside(
         document_keys: first,
         document,
     })))
+}
+
+/// Reads the documents that `query` matches, outside any transaction, for the client's command `body`. Returns none if the server
+/// refuses.
+pub async fn read_several_outside(
+    protected: &Protected,
+    body: Doc<'_>,
+    query: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<DocumentAsRead>, ForwardError> {
+    let selection = Selection {
+        query: Some(query),
+        options: [None, None, None, None, body.get("maxTimeMS")?],
+        is_single: false,
+    };
+    let mut command = find_command(protected, &selection, usize::MAX);
+    cursor::in_one_batch(&mut command, SEVERAL_MAX);
+    // The state that a write sees, as in `read_outside`.
+    append_read_concern(&mut command, b"local");
+    let documents = first_batch(protected, body, command, upstream).await?;
+    let documents = documents.unwrap_or_default().into_iter().map(|document| {
+        Ok(DocumentAsRead {
+            document_keys: DocumentKeys::of(protected, Doc::new(&document)?)?,
+            document,
+            is_one_of_several: false,
+        })
+    });
+    documents.collect()
 }
 
 /// The keys that the document of `before` holds after a majority has the writes that `reply` reported. Returns `None` if the

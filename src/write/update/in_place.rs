@@ -16,37 +16,31 @@
 //! A plain upsert that matches no document inserts one instead ([`super::upsert`]).
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::document_keys::{self, DocumentAsRead, with_same_keys};
+use super::change::{Change, PlannedChange, change_of};
+use super::document_keys::{self, DocumentAsRead};
+use super::old_reservations::{LostKeys, OldReservation, read_old, release_old};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
+use super::sending::{InPlaceOutcome, note_applied, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
-use crate::claims::{Candidate, ConstrainedKey, keys_of};
-use crate::command::filter_rewriting::pin;
-use crate::command::key_update::{KeyUpdate, UpdatedDocument};
+use crate::claims::{Candidate, ConstrainedKey};
+use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Selection;
 use crate::constraint::KeyError;
-use crate::proxy_collection::{ProxyCollection, Reservation};
-use crate::raw::{Doc, Malformed};
+use crate::raw::Doc;
 use crate::reply::WriteRefusal;
 use crate::reservation::Event;
 use crate::server::reply::{documents_affected, is_from_memory};
-use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
 use crate::write::forward::{ForwardError, Outcome, Sent, UnappliedReason};
 use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
-
-/// Keyward doesn't send a statement that is larger than this, with the values that it is pinned to: a command has other fields,
-/// and a router adds its own.
-const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 
 /// How often the statement may miss a document that is unchanged. Some values aren't equal to themselves in a server
 /// expression: a DBPointer with a zero byte in its name is one.
@@ -105,31 +99,23 @@ async fn try_once(
     if let Some(result) = done_elsewhere(run).await? {
         return Ok(InPlaceOutcome::Ran(result));
     }
-    let document = Doc::new(&seen.document)?;
-    let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().cloned().collect();
-    let after = match key_update.applied_to(document)? {
-        UpdatedDocument::Kept(after) => keys_of(run.op.protected, Doc::new(&after)?).all(),
-        UpdatedDocument::Removed => Ok(Vec::new()),
-        UpdatedDocument::Refused => return run.meet_obstacle().await,
+    let Change { rewritten, new, old } = match change_of(run.statement, run.op.protected, key_update, &seen)? {
+        PlannedChange::Sendable(change) => change,
+        PlannedChange::Refused => return run.meet_obstacle().await,
+        PlannedChange::Unindexable(error) => return run.meet_unindexable(error).await,
+        PlannedChange::TooLarge => return Ok(InPlaceOutcome::Ran(too_large(run).await?)),
     };
-    let after: BTreeSet<ConstrainedKey> = match after {
-        Ok(after) => after.into_iter().collect(),
-        Err(error) => return run.meet_unindexable(error).await,
-    };
-    let rewritten = pinned(run, key_update, &seen)?;
-    if rewritten.len() > PINNED_BYTES_MAX {
-        return Ok(InPlaceOutcome::Ran(too_large(run).await?));
-    }
-
-    let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
-    let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
     let guard = run.op.context.attempts.begin();
     let token = run.token(&guard);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
-    let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
+    let lost = [LostKeys {
+        owner: &seen.document_keys.owner,
+        keys: &old,
+    }];
+    let (reserved, old) = join(reserving, read_old(run.op.protected, &lost)).await;
     let tried = match reserved {
-        ReserveOutcome::Held => write(run, &rewritten, &seen, old, &mut candidate).await,
+        ReserveOutcome::Held => write_and_release(run, &rewritten, &seen, &old, &mut candidate).await,
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
@@ -171,35 +157,68 @@ async fn read_document(
     }))
 }
 
-/// Forwards the statement after its keys are held.
-async fn write(
+/// Forwards the statement after its keys are held, and releases the `old` ones.
+async fn write_and_release(
     run: &mut StatementRun<'_, '_>,
     rewritten: &[u8],
     seen: &DocumentAsRead,
-    old: OldReservations,
+    old: &[OldReservation],
     candidate: &mut Candidate<'_>,
 ) -> Result<InPlaceOutcome, ForwardError> {
+    let written = write(run, rewritten, seen, candidate).await?;
+    if written.frees_old {
+        release_old(run.op.protected, old).await;
+    }
+    Ok(written.outcome)
+}
+
+/// A statement that was sent, unless too little of the lease was left.
+pub struct SentStatement {
+    /// The outcome of the try.
+    pub outcome: InPlaceOutcome,
+    /// Whether its document definitely no longer holds the keys that it was to lose.
+    pub frees_old: bool,
+}
+
+/// Forwards the statement after its keys are held.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone: the outcome is unknown then.
+pub async fn write(
+    run: &mut StatementRun<'_, '_>,
+    rewritten: &[u8],
+    seen: &DocumentAsRead,
+    candidate: &mut Candidate<'_>,
+) -> Result<SentStatement, ForwardError> {
+    let keeps_old = |outcome| SentStatement {
+        outcome,
+        frees_old: false,
+    };
     let Some(sent) = send(run, rewritten, candidate).await? else {
-        return Ok(InPlaceOutcome::Again);
+        return Ok(keeps_old(InPlaceOutcome::Again));
     };
     let sent = as_upsert(run, sent)
         .await
         .inspect_err(|_| run.op.note_in_doubt(candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
+    let mut frees_old = false;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
-            release_after(run, &seen.document_keys, old, candidate, &sent.body).await?
+            frees_old = note_applied(run, &seen.document_keys, candidate, &sent.body).await?;
         }
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {
             candidate.step(&Event::NotApplied);
-            return Ok(InPlaceOutcome::Missed(seen.document.clone()));
+            return Ok(keeps_old(InPlaceOutcome::Missed(seen.document.clone())));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
         Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
     }
-    Ok(InPlaceOutcome::Ran(sent.into()))
+    Ok(SentStatement {
+        outcome: InPlaceOutcome::Ran(sent.into()),
+        frees_old,
+    })
 }
 
 /// Notes keys that two documents have got. A second document with the same `_id` has come to another shard between the read and the
@@ -229,48 +248,6 @@ async fn note_if_given_twice(
     Ok(())
 }
 
-/// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
-/// it.
-///
-/// The transaction that gave the document a key may be committed on the document's shard but still be prepared on the key's
-/// shard. So Keyward reads missing reservations again after that transaction is decided.
-async fn old_reservations(
-    run: &StatementRun<'_, '_>,
-    seen: &DocumentAsRead,
-    old_keys: Vec<ConstrainedKey>,
-) -> OldReservations {
-    let mut old = OldReservations::new();
-    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let keys: Vec<&ConstrainedKey> = old_keys.iter().filter(|key| key.constraint == constraint).collect();
-        if keys.is_empty() {
-            continue;
-        }
-        let reads = proxy.read(&keys.iter().map(|key| &key.key).collect::<Vec<_>>()).await;
-        let reads = reads.unwrap_or_else(|error| {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
-            Vec::new()
-        });
-        let is_own = |read: &Reservation| read.owner.has_same_id_as(&seen.document_keys.owner);
-        let mut missing = Vec::new();
-        for (key, read) in keys.into_iter().zip(reads) {
-            match read.filter(is_own) {
-                Some(read) => old.push((key.clone(), read)),
-                None => missing.push(&key.key),
-            }
-        }
-        if missing.is_empty() {
-            continue;
-        }
-        let decided = proxy.read_decided(&missing).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
-            Vec::new()
-        });
-        let decided = decided.into_iter().filter(|(_, read)| is_own(read));
-        old.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
-    }
-    old
-}
-
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
 /// a transaction: its retry may find a smaller document, and would run in place.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
@@ -290,26 +267,4 @@ async fn run_on_repeated(run: &mut StatementRun<'_, '_>, error: &KeyError) -> Re
     }
     let first_try = first_try(run).await?;
     Ok(first_try.unwrap_or_else(|| StatementResult::Unindexable(error.clone())))
-}
-
-/// The statement, pinned to this document and to the values that its keys are made of.
-fn pinned(
-    run: &mut StatementRun<'_, '_>,
-    key_update: &KeyUpdate<'_>,
-    seen: &DocumentAsRead,
-) -> Result<Vec<u8>, Malformed> {
-    let query = pin(
-        run.statement.query()?.unwrap_or(Doc::empty()),
-        &seen.document_keys.id,
-        &seen.document_keys.owner,
-    )?;
-    let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.changes(path));
-    let affected = run.op.protected.constraints.iter().filter(is_affected);
-    let query = with_same_keys(
-        affected,
-        &key_update.operands(),
-        Doc::new(&query)?,
-        Doc::new(&seen.document)?,
-    )?;
-    run.statement.without_upsert(&query)
 }

@@ -1,13 +1,12 @@
-//! Sends a statement about one document whose keys are held, and releases keys after its reply.
+//! Sends a statement about one document whose keys are held, and notes its outcome.
 
 use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
-use crate::claims::{Candidate, ConstrainedKey};
+use crate::claims::Candidate;
 use crate::constraint::KeyError;
-use crate::proxy_collection::Reservation;
 use crate::raw::Doc;
-use crate::reservation::{Event, Scope};
+use crate::reservation::Event;
 use crate::server::reply::is_from_memory;
 use crate::write::forward::{self, Acknowledged, ForwardError, Sent};
 use crate::write::operation::WriteOp;
@@ -22,9 +21,6 @@ pub enum InPlaceOutcome {
     /// No document still had the values that Keyward had read.
     Missed(Vec<u8>),
 }
-
-/// The reservations of keys that the document is to release, as they were before.
-pub type OldReservations = Vec<(ConstrainedKey, Reservation)>;
 
 /// Sends the `rewritten` statement within the lease of the candidate's keys. `None` if too little of the lease is left.
 ///
@@ -49,7 +45,8 @@ pub async fn send(
     Ok(Some(sent.inspect_err(|_| run.op.note_in_doubt(candidate))?))
 }
 
-/// Releases the old keys that the document of `target` no longer holds, and the new keys that it didn't get.
+/// Notes that the statement has taken effect, and a majority has it. Releases the new keys that the document of `target` didn't get.
+/// Returns whether that document definitely no longer holds its old keys.
 ///
 /// If the server carried the statement out now, the document was as Keyward had read it. So it holds just the new keys, and
 /// Keyward needn't read it again.
@@ -57,18 +54,16 @@ pub async fn send(
 /// If the server answered from its memory, the first try may have changed another document. Since then, another write may have
 /// reserved the old keys, so Keyward keeps them: the next write that meets one finds out whether it is stale. The document may
 /// hold the new keys, or not.
-pub async fn release_after(
+pub async fn note_applied(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
-    old: OldReservations,
     candidate: &mut Candidate<'_>,
     reply: &[u8],
-) -> Result<(), ForwardError> {
+) -> Result<bool, ForwardError> {
     let reply = Doc::new(reply)?;
     if !is_from_memory(reply)? {
         candidate.step(&Event::Applied);
-        release_old(run, target, &old).await;
-        return Ok(());
+        return Ok(true);
     }
     let (protected, body) = (run.op.protected, run.statement.body);
     let read = document_keys::read_after(protected, body, target, reply, run.op.upstream).await?;
@@ -80,25 +75,7 @@ pub async fn release_after(
             .release_unheld(&[candidate], held.as_deref().unwrap_or_default())
             .await;
     }
-    Ok(())
-}
-
-async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &OldReservations) {
-    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let old = old.iter().filter(|(key, _)| key.constraint == constraint);
-        let old = old.map(|(key, seen)| (&key.key, seen));
-        // On another route, the owner may be another document with the same `_id`, or this one before the collection was
-        // resharded.
-        let (to_release, elsewhere): (Vec<_>, Vec<_>) = old.partition(|(_, before)| before.owner == target.owner);
-        if to_release.is_empty() && elsewhere.is_empty() {
-            continue;
-        }
-        let released = async {
-            let to_release = [to_release, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
-            proxy.release_seen(&to_release).await
-        };
-        proxy.log_failed_release(released).await;
-    }
+    Ok(false)
 }
 
 impl StatementRun<'_, '_> {

@@ -1,11 +1,13 @@
 //! Carries out an `update` or `delete`: statement by statement, in the order of the command.
 //!
 //! Keyward forwards statements that can't change a key unchanged, and adjacent ones in one command. If the command is part of a
-//! client's transaction, every other statement runs in it. Otherwise it runs in its planned way.
+//! client's transaction, every other statement runs in it. Otherwise it runs in its planned way. Adjacent statements in place are prepared
+//! together ([`super::slice`]).
 
 use std::ops::Range;
 
 use super::result::StatementResult;
+use super::slice::{STATEMENTS_MAX, Slice, count_together};
 use super::statement_run::StatementRun;
 use super::way::carry_out_statement;
 use crate::command::batch::BATCH_MAX;
@@ -36,6 +38,9 @@ struct Modify<'r, 'a> {
     /// Whether the statement before ran out of time. Then the next ones don't wait, either, until one succeeds: the command could take
     /// minutes for each.
     is_out_of_time: bool,
+    /// The most statements that are prepared together next. If one must run alone, the work for those behind it was in vain. So then there
+    /// are fewer, and more again while all goes well.
+    together_max: usize,
 }
 
 /// Carries out the command by `plans`.
@@ -56,6 +61,7 @@ pub async fn modify<'a>(
         reply,
         failed: None,
         is_out_of_time: false,
+        together_max: STATEMENTS_MAX,
     };
     match transaction {
         Some(transaction) => modify.in_clients_transaction(transaction).await?,
@@ -79,17 +85,67 @@ impl<'a> Modify<'_, 'a> {
                 next += forwarded;
                 continue;
             }
-            loop {
-                let way = &plans[next].way;
-                self.begin_statement();
-                let result = carry_out_statement(&mut self.run(next), way).await?;
-                if !self.take(next, result).await? {
-                    break;
+            let together = self.count_together(next)?;
+            if together > 1 {
+                // Boxed, because a single statement doesn't need it.
+                let carried_out = Box::pin(self.together(next..next + together)).await?;
+                self.together_max = (2 * carried_out).min(STATEMENTS_MAX);
+                next += carried_out;
+                if carried_out > 0 {
+                    continue;
                 }
             }
+            self.alone(next).await?;
+            self.together_max = (2 * self.together_max).clamp(1, STATEMENTS_MAX);
             next += 1;
         }
         Ok(())
+    }
+
+    /// How many statements from the one at `next` on can be prepared together.
+    fn count_together(&self, next: usize) -> Result<usize, Malformed> {
+        match self.plans.len() - next {
+            1 => Ok(1),
+            _ => count_together(self.op.protected, &self.plans[next..], self.together_max),
+        }
+    }
+
+    /// Carries out the statements at `positions`, which can be prepared together, up to the first that must run alone. Returns how many it
+    /// carried out.
+    async fn together(&mut self, positions: Range<usize>) -> Result<usize, ForwardError> {
+        let first = positions.start;
+        self.begin_statement();
+        let mut slice = Slice::prepare(self.op, &self.plans[positions], first).await?;
+        let carried_out = self.forward_slice(&mut slice).await;
+        slice.end(self.op).await;
+        carried_out
+    }
+
+    async fn forward_slice(&mut self, slice: &mut Slice) -> Result<usize, ForwardError> {
+        let mut carried_out = 0;
+        while let Some(index) = slice.next()
+            && !self.is_over()
+        {
+            self.begin_statement();
+            let Some(result) = slice.forward(&mut self.run(index)).await? else {
+                break;
+            };
+            self.take(index, result).await?;
+            carried_out += 1;
+        }
+        Ok(carried_out)
+    }
+
+    /// Carries out the statement at `position`.
+    async fn alone(&mut self, position: usize) -> Result<(), ForwardError> {
+        loop {
+            let way = &self.plans[position].way;
+            self.begin_statement();
+            let result = carry_out_statement(&mut self.run(position), way).await?;
+            if !self.take(position, result).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// Runs all statements inside the client's transaction, one at a time.

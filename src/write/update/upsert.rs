@@ -9,7 +9,7 @@
 
 use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
+use super::sending::{InPlaceOutcome, note_applied, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
@@ -57,7 +57,8 @@ async fn write(
     };
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
-            release_after(run, &target, OldReservations::new(), candidate, &sent.body).await?
+            // A new document has no old keys.
+            note_applied(run, &target, candidate, &sent.body).await?;
         }
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {

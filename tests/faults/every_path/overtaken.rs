@@ -142,7 +142,7 @@ impl Trials<'_> {
 
     /// Whether the write has so many steps.
     fn overtake(&self, name: &str, path: &Path, base: i32, step: usize, meanwhile: Vec<Document>) -> bool {
-        let there = doc! { "insert": "users", "documents": [paths::there(base)] };
+        let there = doc! { "insert": "users", "documents": paths::there(base) };
         self.same(name, &there);
         let command = (path.write)(base).remove(0);
         self.holding.hold(step);

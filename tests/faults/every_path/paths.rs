@@ -25,9 +25,27 @@ pub enum Kind {
     Transaction,
 }
 
-/// The document that is there before the write.
-pub fn there(base: i32) -> Document {
-    doc! { "_id": base, "region": "a", "email": old(base), "group": base, "count": 0 }
+/// The documents that are there before the write: that of most ways, and another one.
+pub fn there(base: i32) -> Vec<Document> {
+    vec![
+        doc! { "_id": base, "region": "a", "email": old(base), "group": base, "count": 0 },
+        doc! { "_id": base + 5, "region": "z", "email": format!("other{base}@x"), "count": 0 },
+    ]
+}
+
+/// Both of them, with `change` in each of the statements.
+fn both_there(base: i32, change: impl Fn(String) -> Document) -> Vec<Document> {
+    let statement = |(query, email): (Document, String)| {
+        let mut statement = doc! { "q": query };
+        statement.extend(change(email));
+        statement
+    };
+    let others = doc! { "_id": base + 5, "region": "z" };
+    let both = [
+        (doc! { "_id": base, "region": "a" }, new(base)),
+        (others, format!("more{base}@x")),
+    ];
+    both.map(statement).to_vec()
 }
 
 pub fn old(base: i32) -> String {
@@ -79,7 +97,7 @@ const fn retried(name: &'static str, write: fn(i32) -> Vec<Document>) -> Path {
     }
 }
 
-pub const PATHS: [Path; 24] = [
+pub const PATHS: [Path; 27] = [
     retried("insert", |base| {
         retryable(insert(base, vec![doc! { "region": "z", "email": new(base) }], true))
     }),
@@ -113,6 +131,21 @@ pub const PATHS: [Path; 24] = [
         };
         let both = [one(format!("between{base}@x")), one(new(base))];
         retryable(doc! { "update": "users", "updates": both.to_vec() })
+    }),
+    retried("update of two documents", |base| {
+        let change = |email| doc! { "u": { "$set": { "email": email }, "$inc": { "count": 1 } } };
+        retryable(doc! { "update": "users", "updates": both_there(base, change) })
+    }),
+    retried("update of two documents by _id", |base| {
+        let change = |email| doc! { "u": { "$set": { "email": email }, "$inc": { "count": 1 } } };
+        let mut statements = both_there(base, change);
+        for statement in &mut statements {
+            statement.get_document_mut("q").unwrap().remove("region");
+        }
+        retryable(doc! { "update": "users", "updates": statements })
+    }),
+    retried("delete of two documents", |base| {
+        retryable(doc! { "delete": "users", "deletes": both_there(base, |_| doc! { "limit": 1 }) })
     }),
     // Its numbers are no other document's, nor twice those.
     retried("update that computes a value", |base| {

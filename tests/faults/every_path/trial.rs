@@ -42,10 +42,10 @@ pub struct Trial {
 impl Trial {
     /// With its document in place, here and natively.
     pub fn prepare(all: Arc<Trials>, path: &'static Path, base: i32, step: usize, last: Last) -> Trial {
-        let there = doc! { "insert": "users", "documents": [paths::there(base)] };
+        let there = doc! { "insert": "users", "documents": paths::there(base) };
         for address in [&all.native, &all.other.address] {
             let reply = send(address, all.database, there.clone()).unwrap();
-            assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+            assert_eq!(reply.get_i32("n").ok(), Some(2), "{reply}");
         }
         let mut commands = (path.write)(base);
         if let Ok(namespaces) = commands[0].get_array_mut("nsInfo") {

@@ -3,6 +3,7 @@
 //! A document's shard follows from its `_id` (even ones lie on the first, odd ones on the second), so that no two shards
 //! hold the same `_id`, and every query names the shard key or the `_id`, so that a router can target it.
 
+mod batches;
 mod forms;
 mod queries;
 mod routed;
@@ -233,7 +234,7 @@ impl Generator {
 
     fn update(&mut self) -> Document {
         let mut command = doc! { "update": &self.name };
-        let mut statements = match self.rng.random_range(0..10) {
+        let mut statements = match self.rng.random_range(0..13) {
             0 | 1 => {
                 let mut statement = self.selective_update();
                 let many = self.query_of_many();
@@ -243,6 +244,7 @@ impl Generator {
                 vec![statement]
             }
             2..=7 => vec![self.update_of_one()],
+            8..=10 => self.plain_updates(),
             _ => (0..self.rng.random_range(2..4)).map(|_| self.update_of_one()).collect(),
         };
         let is_unordered = self.rng.random_bool(0.3);
@@ -389,6 +391,10 @@ impl Generator {
     }
 
     fn delete(&mut self) -> Document {
+        if self.rng.random_bool(0.25) {
+            let deletes = self.plain_deletes();
+            return doc! { "delete": &self.name, "deletes": deletes, "ordered": self.rng.random_bool(0.5) };
+        }
         let count = if self.rng.random_bool(0.7) { 1 } else { 2 };
         let deletes: Vec<Document> = (0..count)
             .map(|_| match self.rng.random_bool(0.7) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bson::oid::ObjectId;
 use tokio::time::Instant;
 
-use super::builds::Builds;
+use super::builds::{Backfilled, Builds};
 use super::{Membership, RegisterEntry, replaced};
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
@@ -21,7 +21,7 @@ use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
 /// How long to leave it between two polls of the register and at the states of the constraints.
-const POLL: Duration = Duration::from_secs(1);
+pub(super) const POLL: Duration = Duration::from_secs(1);
 /// How long to leave documents that violate a constraint before they are read again.
 const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 
@@ -121,7 +121,7 @@ async fn poll(
             continue;
         }
         service.note_enforced(constraint, false);
-        if findings.violated.contains_key(&label) {
+        if findings.is_violated(constraint) {
             continue;
         }
         match still_waited_for(constraint, standing, &entries, &findings.waited_for) {
@@ -133,25 +133,49 @@ async fn poll(
     if let Some(list) = &service.client_list {
         builds.record(list, &enforced).await?;
     }
-    if !to_do.is_empty() {
-        let mut reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-        if !reserving.go_on_from(&service.writes.catalog()) {
-            // Their reservations come first, at the next poll.
-            return Ok(());
-        }
-        let backfilled = builds.backfill(service, membership, &to_do, &reserving).await?;
-        waiting.extend(backfilled.waiting);
-        findings.note_waiting(&waiting);
-        findings.show_violated(backfilled.violated, &to_do, service, readiness);
-    }
-    let is_violated = |constraint: &Arc<Constraint>| findings.violated.contains_key(&constraint_label(constraint));
+    // Before the backfill, which may take hours: by its end, these may be enforced no longer.
     let mut shown = kept.constraints.clone();
-    shown.retain(|constraint| !is_violated(constraint));
+    shown
+        .retain(|constraint| !findings.is_violated(constraint) && !to_do.iter().any(|one| one.has_name_of(constraint)));
     show(&shown, &waiting, service, readiness);
+    if to_do.is_empty() {
+        return Ok(());
+    }
+    let Some(backfilled) = backfill(service, membership, kept, &builds, &to_do).await? else {
+        return Ok(());
+    };
+    waiting.extend(backfilled.waiting);
+    findings.note_waiting(&waiting);
+    findings.show_violated(backfilled.violated, &to_do, service, readiness);
+    to_do.retain(|constraint| !findings.is_violated(constraint));
+    show(&to_do, &waiting, service, readiness);
     Ok(())
 }
 
+/// Backfills the documents of those `meant`. It returns none if some proxy collections are gone: their reservations come first, at the next
+/// poll.
+async fn backfill(
+    service: &Service,
+    membership: &Membership,
+    kept: &Kept,
+    builds: &Builds<'_>,
+    meant: &[Arc<Constraint>],
+) -> Result<Option<Backfilled>, PrepareError> {
+    let client = service.upstream.client();
+    let mut reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
+    if !reserving.go_on_from(&service.writes.catalog()) {
+        return Ok(None);
+    }
+    let backfilled = builds.backfill(service, membership, meant, &reserving).await?;
+    Ok(Some(backfilled))
+}
+
 impl Findings {
+    /// Whether documents violated `constraint` when they were read last.
+    fn is_violated(&self, constraint: &Constraint) -> bool {
+        self.violated.contains_key(&constraint_label(constraint))
+    }
+
     fn note_waiting(&mut self, waiting: &[WaitingConstraint]) {
         let pairs = waiting.iter().flat_map(|one| {
             let label = constraint_label(&one.constraint);
@@ -291,7 +315,8 @@ pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], serv
 }
 
 fn show_enforced(constraint: &Constraint, service: &Service, readiness: &Readiness) {
-    service.note_enforced(constraint, true);
-    service.metrics.set_waits_for(constraint, 0);
+    // The note comes first: a task that revokes this notes its own.
     readiness.forget_note(&constraint_label(constraint));
+    service.metrics.set_waits_for(constraint, 0);
+    service.note_enforced(constraint, true);
 }

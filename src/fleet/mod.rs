@@ -18,16 +18,18 @@ mod membership;
 mod permit;
 mod register;
 mod replaced;
+mod revoked;
 mod terms;
 mod watch;
 
-pub use enforced::Enforced;
+pub use enforced::{Enforced, StatesRead};
 pub use entry::RegisterEntry;
 pub use follow::{Kept, end_doubts, keep, renew, show};
 pub use guard::Guard;
 pub use membership::{ClientsView, Membership};
 pub use permit::Permit;
 pub use register::{COLLECTION, DATABASE, Forgotten, Register};
+pub use revoked::FollowRevoked;
 pub use terms::EntryTerms;
 
 /// How many collections an entry names at most; one with more stands for all.

@@ -78,9 +78,9 @@ pub struct Instance {
     auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
-    /// Tasks of the whole process. They follow shard keys, certificates and whether the deployment can be reached, count reservations, and
-    /// renew the entry in the register.
-    following: [Background; 6],
+    /// Tasks of the whole process. They follow shard keys, certificates, which constraints are no longer enforced, and whether the deployment
+    /// can be reached. They count reservations, and renew the entry in the register.
+    following: [Background; 7],
     pages: Pages,
 }
 
@@ -152,7 +152,7 @@ impl Instance {
         let service = Arc::new(service);
         fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
-        let [shard_keys, certificates, counting, building] = following(&service);
+        let following = following(&service, &readiness, [renewing, reaching]).await;
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -173,7 +173,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [shard_keys, certificates, counting, building, renewing, reaching],
+            following,
             pages,
         })
     }
@@ -446,9 +446,14 @@ impl Keeping {
     }
 }
 
-/// The tasks that follow shard keys and certificates, and those that count reservations and read builds on request, for as long as Keyward
-/// runs.
-fn following(service: &Arc<Service>) -> [Background; 4] {
+/// The tasks that run for as long as Keyward does. They follow shard keys and certificates, and count reservations and read builds on request.
+/// One notices which constraints are no longer enforced. It has done so once already: reads can rely on the others at once. The tasks that
+/// already run come with them.
+async fn following(
+    service: &Arc<Service>,
+    readiness: &Readiness,
+    [renewing, reaching]: [Background; 2],
+) -> [Background; 7] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
         async move { service.writes.follow_shard_keys().await }
@@ -469,7 +474,20 @@ fn following(service: &Arc<Service>) -> [Background; 4] {
         let (board, service) = (service.board.clone(), service.clone());
         async move { board.show_builds(|| clients::builds(service.clone())).await }
     });
-    [shard_keys, certificates, counting, building].map(Background)
+    let mut revoked = fleet::FollowRevoked::default();
+    revoked.once(service, readiness).await;
+    let revoked = tokio::spawn(revoked.run(service.clone(), readiness.clone()));
+    let [shard_keys, certificates, counting, building, revoked] =
+        [shard_keys, certificates, counting, building, revoked].map(Background);
+    [
+        shard_keys,
+        certificates,
+        counting,
+        building,
+        revoked,
+        renewing,
+        reaching,
+    ]
 }
 
 /// The task that follows whether the deployment can be reached.

@@ -4,7 +4,7 @@
 //! It keeps all Keywards of a cluster consistent: a Keyward with another definition of the same constraint may not
 //! start.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use bson::{Bson, Document, Uuid, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
@@ -96,15 +96,21 @@ impl Definitions {
         }
     }
 
-    /// The state of each constraint of a collection that the cluster knows, by name.
-    pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
-        let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
+    /// The state of each constraint of these collections that the cluster knows, by the collection and its name.
+    pub(super) async fn standings(
+        &self,
+        collections: &BTreeSet<&str>,
+    ) -> Result<HashMap<(String, String), Standing>, StoreError> {
+        let collections: Vec<&str> = collections.iter().copied().collect();
+        let found = self
+            .collection
+            .find(doc! { "_id.collection": { "$in": collections } });
         let found = found.projection(doc! {
             "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, PROXY_FIELD.as_str(): 1, "identity": 1, "isClaimed": is_claimed(),
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
-            let name = name_of(document)?;
+            let name = (collection_of(document)?, name_of(document)?);
             let standing = Standing {
                 state: state_of(document)?,
                 identity: document.get_object_id("identity").ok()?,
@@ -418,6 +424,11 @@ pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(),
 /// The constraint's name in its document.
 fn name_of(document: &Document) -> Option<String> {
     Some(document.get_document("_id").ok()?.get_str("name").ok()?.to_owned())
+}
+
+/// The protected collection in a constraint's document.
+fn collection_of(document: &Document) -> Option<String> {
+    Some(document.get_document("_id").ok()?.get_str("collection").ok()?.to_owned())
 }
 
 fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {

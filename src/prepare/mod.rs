@@ -27,7 +27,7 @@ mod sharding;
 mod writes_at_work;
 mod written_past;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -363,17 +363,26 @@ async fn read_one(
     Ok((protected, uuid))
 }
 
-/// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know.
+/// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know. It reads once for each
+/// database.
 pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<Standing>>, StoreError> {
-    let mut known = HashMap::new();
+    let mut collections: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for constraint in constraints {
-        let namespace = constraint.namespace();
-        if !known.contains_key(namespace) {
-            let standings = Definitions::of(client, namespace).standings(namespace).await?;
-            known.insert(namespace, standings.into_iter().collect::<HashMap<String, Standing>>());
-        }
+        let Namespace { database, collection } = constraint.namespace();
+        collections.entry(database).or_default().insert(collection);
     }
-    let standing = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
+    let mut known = HashMap::new();
+    for (database, collections) in collections {
+        let standings = Definitions::in_database(client, database)
+            .standings(&collections)
+            .await?;
+        known.insert(database, standings);
+    }
+    let standing = |constraint: &Arc<Constraint>| {
+        let Namespace { database, collection } = constraint.namespace();
+        let name = (collection.clone(), constraint.name().to_owned());
+        known.get(database.as_str())?.get(&name).copied()
+    };
     Ok(constraints.iter().map(standing).collect())
 }
 

@@ -61,7 +61,7 @@ impl MessageHandler<'_> {
         }
         let is_collated = command.is_collated().map_err(unreadable)?;
         let key = MergeKey::of(&stage, is_collated, protected, |constraint| {
-            self.service.is_enforced(constraint)
+            self.service.is_enforced_lately(constraint)
         });
         let explanation = command.explanation(key.is_constraints).map_err(unreadable)?;
         let explained = self.upstream.run(&explanation).await?;

@@ -127,8 +127,8 @@ impl Service {
 
     /// Notes whether `constraint` is enforced, and shows it.
     pub fn note_enforced(&self, constraint: &Constraint, is_enforced: bool) {
-        self.writes.enforced.note(constraint, is_enforced);
-        self.metrics.set_ready(constraint, is_enforced);
+        let show = || self.metrics.set_ready(constraint, is_enforced);
+        self.writes.enforced.note(constraint, is_enforced, show);
     }
 
     /// Whether `constraint` is enforced, as far as this Keyward knows.
@@ -136,10 +136,15 @@ impl Service {
         self.writes.enforced.has(constraint)
     }
 
+    /// The same, if this Keyward has seen the states of the constraints lately: a command may rely on it.
+    pub fn is_enforced_lately(&self, constraint: &Constraint) -> bool {
+        self.writes.enforced.has_lately(constraint)
+    }
+
     /// Forgets a constraint that no longer holds.
     pub fn forget(&self, constraint: &Constraint) {
-        self.writes.enforced.note(constraint, false);
-        self.metrics.forget(constraint);
+        let forget = || self.metrics.forget(constraint);
+        self.writes.enforced.note(constraint, false, forget);
     }
 
     /// The limits that hold now.

@@ -72,7 +72,7 @@ impl<'m> RoutableRead<'m> {
         };
         let proxy = &protected.constraints[read.asked.constraint];
         // While documents without reservations may exist, two documents may hold the key.
-        if !service.is_enforced(&proxy.constraint)
+        if !service.is_enforced_lately(&proxy.constraint)
             || !rights.may_find(&protected.namespace, message.body, upstream).await?
         {
             return Ok(None);

@@ -12,6 +12,7 @@ mod reinserted;
 mod rejoined;
 pub mod reload;
 mod restart;
+mod revoked;
 mod rolled;
 mod rolled_on_shards;
 mod starting;

@@ -1,8 +1,13 @@
 //! When routing begins and ends: with the setting, and with a constraint that is enforced.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
 use serde_json::json;
 use testbed::Cluster;
+use testkit::altering::Altering;
 use testkit::wire::Connection;
 use testkit::{Keyward, shard_on_two};
 
@@ -42,6 +47,40 @@ fn while_a_constraint_is_not_enforced_a_read_finds_every_document() {
     let changed = client.must(database, &last);
     assert_eq!(changed.get_document("value").unwrap().get_i32("_id").unwrap(), 3);
     assert_eq!(outcomes(&with, "routed_reserving.users.email_1"), [0; 3]);
+}
+
+/// While the states of the constraints can't be read, another Keyward may begin to write without one of them.
+#[test]
+fn no_read_relies_on_states_that_were_read_long_ago() {
+    let database = "routed_unseen";
+    let cluster = Cluster::shared();
+    let users = format!("{database}.users");
+    shard_on_two(cluster, &users, doc! { "region": 1 }, doc! { "region": "m" });
+    let is_unreadable = Arc::new(AtomicBool::new(false));
+    let is_failing = is_unreadable.clone();
+    let altering = Altering::replies(cluster.router_address(), move |request, reply| {
+        if is_failing.load(Ordering::SeqCst) && request.get_str("find").ok() == Some("keyward.constraints") {
+            *reply = doc! { "ok": 0.0, "code": 2, "codeName": "BadValue", "errmsg": "it can't be read" };
+        }
+    });
+    let constraint = format!("  - {{ collection: {users}, key: {{ email: 1 }}, route: true }}\n");
+    let keyward = Keyward::start(&altering.uri(), &constraint);
+    let mut first = Connection::greeted(&keyward.address);
+    insert(&mut first, database, vec![user(1, "a", "k")]);
+    let client = RefCell::new(first);
+    let is_routed = || {
+        let before = outcomes(&keyward, &format!("{users}.email_1"))[0];
+        assert_eq!(
+            first_batch(&client.borrow_mut().must(database, &by_email())),
+            [user(1, "a", "k")]
+        );
+        outcomes(&keyward, &format!("{users}.email_1"))[0] > before
+    };
+    keyward.until("a routed read", is_routed);
+    is_unreadable.store(true, Ordering::SeqCst);
+    keyward.until("a read of all shards", || !is_routed());
+    is_unreadable.store(false, Ordering::SeqCst);
+    keyward.until("a routed read", is_routed);
 }
 
 /// At the start, Keyward warns of a setting that can't help.

@@ -1,8 +1,10 @@
 //! Holds this Keyward's own entry in the register: whether it may write, and where.
 
+mod rejoin;
+
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -11,13 +13,13 @@ use bson::{Document, Uuid, doc};
 use mongodb::Client;
 use tokio::sync::Notify;
 
+use super::ever_declared::EverDeclared;
 use super::register::OwnEntry;
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::constraint::Strategy;
 use crate::namespace::{Namespace, OF_MONGODB};
 use crate::namespace_map::NamespaceMap;
-use crate::prepare;
 use crate::proxy_collection::StoreError;
 
 /// The state of the list of clients' constraints, as a Keyward sees it at its start.
@@ -39,8 +41,7 @@ pub struct Membership {
     entry: tokio::sync::Mutex<RegisterEntry>,
     own: ArcSwap<OwnEntry>,
     declared: ArcSwap<NamespaceMap<()>>,
-    /// All collections that were ever declared. A write that was decided under a former entry may go on there under the next one.
-    ever_declared: Mutex<BTreeSet<Namespace>>,
+    ever_declared: Mutex<EverDeclared>,
     permit: Permit,
     terms: EntryTerms,
     /// A constraint was to be listed in the entry, and it is unknown when the cluster does that.
@@ -186,7 +187,7 @@ impl Membership {
 
     /// Whether this Keyward may ever have written to the collection, under this entry or a former one.
     pub fn has_ever_declared(&self, namespace: &Namespace) -> bool {
-        self.ever_declared().contains(namespace)
+        self.ever_declared().may_have(namespace)
     }
 
     /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too. First it is written in
@@ -252,8 +253,11 @@ impl Membership {
         }
         // Not held meanwhile: one shard that doesn't answer mustn't keep the writes to others waiting.
         let constraints = self.entry.lock().await.constraints.clone();
-        for namespace in &new {
-            prepare::suspend_lacking(&self.client, namespace, &constraints, self.is_list_unreadable).await?;
+        for (database, collections) in EverDeclared::of(&new).by_database() {
+            let lacking = self.suspend_lacking(&database, &collections, &constraints).await?;
+            if let Some(of_client) = lacking.into_iter().next() {
+                return Err(StoreError::OfClient(of_client));
+            }
         }
         // Held until they are noted.
         let entry = self.entry.lock().await;
@@ -262,7 +266,7 @@ impl Membership {
             // constraints while there was none.
             return Ok(false);
         }
-        self.ever_declared().extend(new.iter().cloned());
+        self.ever_declared().extend(&new);
         self.declared.rcu(|declared| {
             let mut declared = NamespaceMap::clone(declared);
             for Namespace { database, collection } in &new {
@@ -404,47 +408,7 @@ impl Membership {
         }
     }
 
-    /// Registers it anew, under another id. Constraints that it lacks are then not enforced any more in the collections to which it may write.
-    async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
-        self.permit.withdraw();
-        self.rejoined.fetch_add(1, Ordering::AcqRel);
-        self.in_doubt.notify_one();
-        tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
-        // Earlier tries may have left entries.
-        self.take_orphans_away().await;
-        let mut new = entry.clone();
-        (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
-        // If this ends midway, the next try begins with another entry: the constraints that this one lists may have been given up by then.
-        self.orphans().push(new.id);
-        let sent = Instant::now();
-        self.register.insert(&new).await?;
-        // Not only those that are declared now: after an earlier loss that may be none, and constraints were enforced since without this
-        // Keyward.
-        let ever_declared = self.ever_declared().clone();
-        for namespace in &ever_declared {
-            match prepare::suspend_lacking(&self.client, namespace, &new.constraints, self.is_list_unreadable).await {
-                // It is suspended. The next write to that collection is refused, and others are not.
-                Err(error @ StoreError::OfClient(_)) => {
-                    tracing::warn!(%namespace, %error, "nothing is written there");
-                }
-                suspended => suspended?,
-            }
-        }
-        self.own.store(OwnEntry::new(new.id).into());
-        {
-            let mut orphans = self.orphans();
-            orphans.retain(|one| *one != new.id);
-            orphans.push(entry.id);
-        }
-        *entry = new;
-        self.is_listing_lost.store(false, Ordering::Release);
-        // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
-        self.declared.store(Arc::default());
-        self.prolong(sent + self.terms.lease);
-        Ok(())
-    }
-
-    fn ever_declared(&self) -> MutexGuard<'_, BTreeSet<Namespace>> {
+    fn ever_declared(&self) -> MutexGuard<'_, EverDeclared> {
         self.ever_declared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

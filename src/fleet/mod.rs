@@ -12,6 +12,7 @@
 mod builds;
 mod enforced;
 mod entry;
+mod ever_declared;
 mod follow;
 mod guard;
 mod membership;

@@ -13,9 +13,10 @@ use mongodb::{Client, Collection};
 
 use super::PrepareError;
 use super::backfill_claim::is_claimed;
+use super::left_out::Collections;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use super::removal::REMOVAL_FIELD;
-use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
+use crate::constraint::{Constraint, ConstraintName, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{READ_MAX, StoreError, answered, uuid_of};
@@ -102,9 +103,7 @@ impl Definitions {
         collections: &BTreeSet<&str>,
     ) -> Result<HashMap<(String, String), Standing>, StoreError> {
         let collections: Vec<&str> = collections.iter().copied().collect();
-        let found = self
-            .collection
-            .find(doc! { "_id.collection": { "$in": collections } });
+        let found = self.collection.find(doc! { "_id.collection": { "$in": collections } });
         let found = found.projection(doc! {
             "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, PROXY_FIELD.as_str(): 1, "identity": 1, "isClaimed": is_claimed(),
         });
@@ -309,41 +308,52 @@ impl Definitions {
         Ok(())
     }
 
-    /// The name of a constraint on a collection that a client made, and that doesn't have one of these identities. The answer is of now or
-    /// later: a primary that was replaced can't give it.
+    /// The constraints on these collections that clients made, and that don't have one of these identities. The answer is of now or later: a
+    /// primary that was replaced can't give it.
     pub(super) async fn lacking_of_client(
         &self,
-        namespace: &Namespace,
+        collections: &Collections,
         identities: &BTreeSet<ObjectId>,
-    ) -> Result<Option<String>, StoreError> {
-        let mut of_client = others(namespace, identities);
+    ) -> Result<Vec<ConstraintName>, StoreError> {
+        let mut of_client = others(collections, identities);
         of_client.insert(OF_CLIENT, doc! { "$type": "objectId" });
-        let find = self.collection.find_one(of_client);
+        let find = self.collection.find(of_client);
         let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
-        let found = answered(find.into_future()).await?;
-        Ok(found.as_ref().and_then(name_of))
+        let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
+        Ok(self.names(&found))
     }
 
-    /// The names of the constraints on a collection that don't have one of these identities.
+    /// The constraints on these collections that don't have one of these identities.
     pub(super) async fn lacking(
         &self,
-        namespace: &Namespace,
+        collections: &Collections,
         identities: &BTreeSet<ObjectId>,
-    ) -> Result<Vec<String>, StoreError> {
-        let find = self.collection.find(others(namespace, identities));
+    ) -> Result<Vec<ConstraintName>, StoreError> {
+        let find = self.collection.find(others(collections, identities));
         let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
-        Ok(found.iter().filter_map(name_of).collect())
+        Ok(self.names(&found))
     }
 
-    /// Suspends all constraints on a collection that don't have one of these identities, except those that clients made if
+    fn names(&self, found: &[Document]) -> Vec<ConstraintName> {
+        let database = self.collection.namespace().db;
+        let name = |document: &Document| {
+            Some(ConstraintName {
+                namespace: Namespace::new(database.clone(), collection_of(document)?),
+                name: name_of(document)?,
+            })
+        };
+        found.iter().filter_map(name).collect()
+    }
+
+    /// Suspends all constraints on these collections that don't have one of these identities, except those that clients made if
     /// `are_clients_kept`; returns their number.
     pub(super) async fn suspend_others(
         &self,
-        namespace: &Namespace,
+        collections: &Collections,
         identities: &BTreeSet<ObjectId>,
         are_clients_kept: bool,
     ) -> Result<u64, StoreError> {
-        let mut others = others(namespace, identities);
+        let mut others = others(collections, identities);
         if are_clients_kept {
             others.insert(OF_CLIENT, doc! { "$not": { "$type": "objectId" } });
         }
@@ -428,12 +438,24 @@ fn name_of(document: &Document) -> Option<String> {
 
 /// The protected collection in a constraint's document.
 fn collection_of(document: &Document) -> Option<String> {
-    Some(document.get_document("_id").ok()?.get_str("collection").ok()?.to_owned())
+    Some(
+        document
+            .get_document("_id")
+            .ok()?
+            .get_str("collection")
+            .ok()?
+            .to_owned(),
+    )
 }
 
-fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {
+fn others(collections: &Collections, identities: &BTreeSet<ObjectId>) -> Document {
     let identities: Vec<ObjectId> = identities.iter().copied().collect();
-    doc! { "_id.collection": &namespace.collection, "identity": { "$nin": identities } }
+    let mut others = doc! { "identity": { "$nin": identities } };
+    if let Collections::These(names) = collections {
+        let names: Vec<&String> = names.iter().collect();
+        others.insert("_id.collection", doc! { "$in": names });
+    }
+    others
 }
 
 fn suspension() -> Document {

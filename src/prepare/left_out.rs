@@ -4,47 +4,61 @@
 //! Keyward notes this in the cluster before it forwards the first such write, whether or not its configuration names
 //! the collection. The constraints are then no longer enforced. A Keyward that has them backfills every document again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bson::oid::ObjectId;
 use mongodb::Client;
 
 use super::definition::Definitions;
 use crate::constraint::ConstraintName;
-use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
-/// Notes that the collection's constraints aren't enforced, except those whose identities are in `constraints`. Before
-/// this call, the Keyward that begins to write without them must be in the register.
+/// Some collections of a database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Collections {
+    /// Those with these names.
+    These(BTreeSet<String>),
+    /// All of them.
+    All,
+}
+
+/// Notes that the constraints on these `collections` of a `database` aren't enforced, except those whose identities are in `constraints`.
+/// Before this call, the Keyward that begins to write without them must be in the register.
 ///
 /// A constraint that a client made is no operator's to leave out. If this Keyward may not read their list (`is_list_unreadable`), it
-/// doesn't write to a collection where it lacks one.
+/// doesn't suspend these. It returns those that it lacks, and must not write to their collections.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster doesn't confirm it, or clients made one of them and this Keyward may not read their list.
+/// [`StoreError`] if the cluster doesn't confirm it.
 pub async fn suspend_lacking(
     client: &Client,
-    namespace: &Namespace,
+    database: &str,
+    collections: &Collections,
     constraints: &BTreeSet<ObjectId>,
     is_list_unreadable: bool,
-) -> Result<(), StoreError> {
-    let definitions = Definitions::of(client, namespace);
+) -> Result<Vec<ConstraintName>, StoreError> {
+    let definitions = Definitions::in_database(client, database);
     if definitions
-        .suspend_others(namespace, constraints, is_list_unreadable)
+        .suspend_others(collections, constraints, is_list_unreadable)
         .await?
         > 0
     {
-        let names = definitions.lacking(namespace, constraints).await?;
-        tracing::warn!(
-            %namespace, constraints = names.join(", "),
-            "this Keyward runs without constraints that the cluster has on a collection to which clients write here: they are \
-             noted as not enforced, and a Keyward that has them backfills all documents again once this Keyward has them or is gone"
-        );
+        let mut lacking: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for ConstraintName { namespace, name } in definitions.lacking(collections, constraints).await? {
+            lacking.entry(namespace.to_string()).or_default().push(name);
+        }
+        for (namespace, names) in lacking {
+            tracing::warn!(
+                namespace,
+                constraints = names.join(", "),
+                "this Keyward runs without constraints that the cluster has on a collection to which clients write here: they are \
+                 noted as not enforced, and a Keyward that has them backfills all documents again once this Keyward has them or is gone"
+            );
+        }
     }
-    // Only after this Keyward is in the register with the collection: a build that begins later waits for it.
-    if is_list_unreadable && let Some(name) = definitions.lacking_of_client(namespace, constraints).await? {
-        let namespace = namespace.clone();
-        return Err(StoreError::OfClient(ConstraintName { namespace, name }));
+    // Only after this Keyward is in the register with the collections: a build that begins later waits for it.
+    match is_list_unreadable {
+        true => definitions.lacking_of_client(collections, constraints).await,
+        false => Ok(Vec::new()),
     }
-    Ok(())
 }

@@ -60,7 +60,7 @@ pub use existing::Existing;
 pub use known::{
     BackfillProgress, CHANGING_FIELD, FormerStrategy, KnownDefinition, has_definitions, known_definitions,
 };
-pub use left_out::suspend_lacking;
+pub use left_out::{Collections, suspend_lacking};
 pub use removal::Removal;
 pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};

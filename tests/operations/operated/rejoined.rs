@@ -1,9 +1,17 @@
 //! A Keyward whose entry was taken away, or restored, registers anew; what it tried in vain leaves no entry that others would wait for.
 
-use bson::{Document, doc};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bson::{Document, doc, oid::ObjectId};
+use keyward::fleet::{self, ClientsView, EntryTerms, Membership};
+use keyward::namespace::Namespace;
+use keyward::readiness::Readiness;
+use mongodb::Client;
 use testbed::ReplicaSet;
 
-use testkit::keyward::Keyward;
+use testkit::keyward::{Keyward, PATIENCE};
+use testkit::relay::Relay;
 
 pub fn entries(set: &ReplicaSet) -> Vec<Document> {
     let reply = set.run("keyward", doc! { "find": "keywards" }).unwrap();
@@ -159,4 +167,142 @@ fn each_new_entry_revokes_the_constraints_that_it_lacks() {
         let state = batch[0].as_document().unwrap().get_str("state").unwrap();
         assert_eq!(state, "reserving", "after the {loss} loss");
     }
+}
+
+/// A constraint's document, as that of one that is enforced.
+fn enforced(collection: &str, identity: ObjectId) -> Document {
+    let epoch = ObjectId::new();
+    doc! {
+        "_id": { "collection": collection, "name": "z_1" }, "identity": identity,
+        "state": "enforced", "era": epoch, "enforcedIn": epoch,
+    }
+}
+
+fn insert_definitions(set: &ReplicaSet, database: &str, definitions: Vec<Document>) {
+    let insert = doc! { "insert": "keyward.constraints", "documents": definitions };
+    set.run(database, insert).unwrap();
+}
+
+/// How many constraints of the database are in this state.
+fn count_in(set: &ReplicaSet, database: &str, state: &str) -> i32 {
+    let count = doc! { "count": "keyward.constraints", "query": { "state": state } };
+    set.run(database, count).unwrap().get_i32("n").unwrap()
+}
+
+/// How often constraints of the database were changed since it is profiled.
+fn count_updates(set: &ReplicaSet, database: &str) -> i32 {
+    let query = doc! { "op": "update", "ns": format!("{database}.keyward.constraints") };
+    let count = doc! { "count": "system.profile", "query": query };
+    set.run(database, count).unwrap().get_i32("n").unwrap()
+}
+
+fn lose_entries(set: &ReplicaSet) {
+    let delete = doc! { "delete": "keywards", "deletes": [{ "q": {}, "limit": 0 }] };
+    set.run("keyward", delete).unwrap();
+}
+
+/// With a command for each collection, nothing would be written meanwhile, for as long as all of them take.
+#[test]
+fn a_new_entry_costs_one_command_for_each_database() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let keyward = Keyward::of(&settings);
+    let databases = ["rejoined_first", "rejoined_second"];
+    let collections: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
+    for database in databases {
+        for collection in &collections {
+            let delete = doc! { "delete": collection, "deletes": [{ "q": {}, "limit": 0 }] };
+            keyward.run(database, delete).unwrap();
+        }
+        let of = |collection: &String| enforced(collection, ObjectId::new());
+        let mut definitions: Vec<Document> = collections.iter().map(of).collect();
+        definitions.push(enforced("never_written", ObjectId::new()));
+        insert_definitions(&set, database, definitions);
+        set.run(database, doc! { "profile": 2 }).unwrap();
+    }
+    lose_entries(&set);
+    // Written in a third database, so nothing is declared anew in these.
+    keyward.until("a write", || keyward.insert("rejoined_third", doc! {}).is_ok());
+    for database in databases {
+        assert_eq!(count_in(&set, database, "reserving"), 10);
+        assert_eq!(count_in(&set, database, "enforced"), 1);
+        assert_eq!(count_updates(&set, database), 1);
+    }
+}
+
+/// Waits until the Keyward has an entry again.
+async fn rejoined(membership: &Membership, former: ObjectId) {
+    let deadline = Instant::now() + PATIENCE;
+    while membership.id() == former {
+        assert!(Instant::now() < deadline, "no new entry");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn joined(client: &Client) -> Arc<Membership> {
+    let terms = EntryTerms {
+        lease: Duration::from_secs(2),
+        ..EntryTerms::of(Duration::from_secs(2))
+    };
+    let joined = Membership::join(client, "127.0.0.1:1".to_owned(), terms, ClientsView::default()).await;
+    Arc::new(joined.unwrap())
+}
+
+/// It may have written to any of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn past_the_limit_a_new_entry_revokes_all_constraints_that_it_lacks() {
+    let database = "rejoined_everywhere";
+    let set = ReplicaSet::start(1).unwrap();
+    let membership = joined(&set.client()).await;
+    let listed = ObjectId::new();
+    let names = (0..1_001).map(|n| Namespace::new(database, format!("c{n}")));
+    membership.declare(names, &[listed]).await.unwrap();
+    let definitions = vec![
+        enforced("c7", ObjectId::new()),
+        enforced("c1000", ObjectId::new()),
+        enforced("other", ObjectId::new()),
+        enforced("c8", listed),
+    ];
+    insert_definitions(&set, database, definitions);
+    set.run(database, doc! { "profile": 2 }).unwrap();
+    let former = membership.id();
+    lose_entries(&set);
+    let renewing = tokio::spawn(fleet::renew(membership.clone(), Readiness::starting()));
+    rejoined(&membership, former).await;
+    renewing.abort();
+    assert_eq!(count_in(&set, database, "reserving"), 3);
+    assert_eq!(count_in(&set, database, "enforced"), 1);
+    assert_eq!(count_updates(&set, database), 1);
+}
+
+/// Other Keywards would remove it, and all would begin anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_entry_is_renewed_while_constraints_are_revoked() {
+    let set = ReplicaSet::start(1).unwrap();
+    let relay = Relay::start(set.addresses().remove(0));
+    let uri = format!("{}?directConnection=true", relay.uri());
+    let membership = joined(&Client::with_uri_str(uri).await.unwrap()).await;
+    let users = Namespace::new("rejoined_slowly", "users");
+    membership.declare([users], &[]).await.unwrap();
+    let former = membership.id();
+    lose_entries(&set);
+    let held = relay.hold(b"\x02update\0\x14\0\0\0keyward.constraints\0");
+    let renewing = tokio::spawn(fleet::renew(membership.clone(), Readiness::starting()));
+    tokio::task::block_in_place(|| held.wait());
+    let [new] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let beat = || {
+        let entries = entries(&set);
+        let entry = entries.iter().find(|entry| entry.get("_id") == new.get("_id"));
+        entry.expect("it was given up").get_i64("beat").unwrap()
+    };
+    while beat() < 3 {
+        assert!(Instant::now() < deadline, "it isn't renewed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(membership.id(), former);
+    drop(held);
+    rejoined(&membership, former).await;
+    assert_eq!(new.get_object_id("_id").unwrap(), membership.id());
+    renewing.abort();
 }

@@ -19,7 +19,7 @@ use crate::encrypted_fields::EncryptedFields;
 use crate::hiding::Listing;
 use crate::indexes::IndexCommand;
 use crate::raw::{Element, Malformed};
-use crate::wire::Message;
+use crate::wire::{Message, OpMsg};
 use command::CommandHead;
 use rule::Rule;
 
@@ -121,6 +121,26 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
             },
         },
     }
+}
+
+/// The write of documents that `message` is, whether or not its collection is protected; none for any other command.
+///
+/// # Errors
+/// As for [`classify`].
+pub fn write_of<'a>(message: &OpMsg<'a>) -> Result<Option<Write<'a>>, Malformed> {
+    let Some(command) = CommandHead::read(message)? else {
+        return Ok(None);
+    };
+    Ok(match Rule::of(command.name) {
+        Some(Rule::Write(write)) => {
+            let mut readings = Target::in_database(command.database, &command.first);
+            let target = readings.next();
+            // If its name has several readings, the server refuses it.
+            target.filter(|_| readings.next().is_none()).map(write)
+        }
+        Some(Rule::BulkWrite) => Some(Write::BulkWrite),
+        _ => None,
+    })
 }
 
 /// Whether the table of commands contains this name.

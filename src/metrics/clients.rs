@@ -45,10 +45,11 @@ metrics! {
         "client_commands_turned_away_total",
         "Commands answered with error 91 while Keyward stops, or with error 6 because of the register.",
     );
-    /// Writes on protected collections that the server refused in advance, because the client lacks privileges.
+    /// Writes on protected collections, or on collections that aren't in the register yet, that the server refused in advance, because the
+    /// client lacks privileges.
     pub unauthorized: IntCounter = counter(
         "client_writes_unauthorized_total",
-        "Protected writes that the server refused for missing privileges, before any key was reserved.",
+        "Writes that the server refused for missing privileges, before any key was reserved, or their collection entered into the register.",
     );
     /// Seconds of writes on protected collections: from when no earlier reply to the client is pending, to the reply.
     pub protected_seconds: Histogram = histogram(

@@ -6,11 +6,13 @@ use super::End;
 use super::judgement::Judged;
 use super::request_context::RequestContext;
 use super::serve::MessageHandler;
+use crate::authorization::{RightsError, Ruling};
+use crate::classify::write_of;
 use crate::indexes;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::reply::WriteRefusal;
-use crate::wire::Message;
+use crate::wire::{Message, OpMsg, Rejection};
 
 /// Whether a command may go on.
 pub(super) enum Registration {
@@ -39,6 +41,37 @@ impl MessageHandler<'_> {
                 Ok(self.rights.may_write_somewhere(message.body, self.upstream).await?)
             }
             _ => Ok(self.may_act_for_client),
+        }
+    }
+
+    /// The server's refusal of a client that has logged in and may not write these documents. It comes before the register knows of the
+    /// collections: otherwise a client without any privilege there would revoke that their constraints are enforced.
+    ///
+    /// Only writes of documents can be checked in this way. Other commands are registered before the server refuses them.
+    pub(super) async fn refused_by_rights(
+        &mut self,
+        judged: &Judged<'_>,
+        undeclared: &[Namespace],
+    ) -> Result<Option<Vec<u8>>, End> {
+        // Where Keyward turns the message down, or the client hasn't logged in, others see to it.
+        let (false, true, Ok(message)) = (
+            undeclared.is_empty(),
+            self.may_act_for_client,
+            OpMsg::parse_whole(judged.request.unpacked),
+        ) else {
+            return Ok(None);
+        };
+        let Some(write) = write_of(&message).map_err(Rejection::from)? else {
+            return Ok(None);
+        };
+        match self.rights.rule(&write, &message, self.upstream).await {
+            Ok(Ruling::Refused(reply)) => {
+                self.service.metrics.commands.unauthorized.inc();
+                Ok(Some(reply))
+            }
+            // If the server doesn't say, it refuses the write itself.
+            Ok(Ruling::MayWrite) | Err(RightsError::Unanswered { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -230,6 +230,9 @@ impl MessageHandler<'_> {
             return reply_to.answer(&drain.error(self.service.process, Some(&context)));
         }
         let undeclared = std::mem::take(&mut judged.undeclared);
+        if let Some(refusal) = self.refused_by_rights(&judged, &undeclared).await? {
+            return reply_to.answer(&refusal);
+        }
         if self.may_client_write(&judged, &undeclared).await? {
             match self.register(&undeclared, judged.asks_to_write, &context).await? {
                 Registration::Known => {}

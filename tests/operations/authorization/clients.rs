@@ -273,3 +273,42 @@ async fn a_client_that_need_not_log_in_writes_only_where_the_register_says_so() 
         .unwrap();
     assert_eq!(entries, 1);
 }
+
+/// Otherwise such a client could revoke that any constraint is enforced.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_register_knows_nothing_of_writes_that_a_client_may_not_do() {
+    let database = "unregistered";
+    let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n");
+    let keyward = start(database, &constraint).await;
+    create_user("unregistered_reader", vec![role("read", database)]).await;
+    create_user("unregistered_writer", vec![role("readWrite", database)]).await;
+    let direct = secured().client();
+    let epoch = bson::oid::ObjectId::new();
+    let enforced = doc! {
+        "_id": { "collection": "others", "name": "z_1" }, "identity": bson::oid::ObjectId::new(),
+        "state": "enforced", "era": epoch, "enforcedIn": epoch,
+    };
+    let definitions = direct.database(database).collection::<Document>("keyward.constraints");
+    definitions.insert_one(enforced).await.unwrap();
+    let state = async || {
+        let of_others = doc! { "_id.collection": "others" };
+        let found = definitions.find_one(of_others).await.unwrap().unwrap();
+        found.get_str("state").unwrap().to_owned()
+    };
+    let reader = client(&keyward, Some("unregistered_reader"));
+    let of_others = |command: Document| {
+        let name = command.keys().next().unwrap().clone();
+        let mut of_others = doc! { name: "others" };
+        of_others.extend(command.into_iter().skip(1));
+        of_others
+    };
+    for command in writes("free") {
+        let (code, text) = run(&reader, database, of_others(command)).await.unwrap_err();
+        assert_eq!(code, 13, "{text}");
+    }
+    assert_eq!(state().await, "enforced");
+    let insert = doc! { "insert": "others", "documents": [{}] };
+    let writer = client(&keyward, Some("unregistered_writer"));
+    run(&writer, database, insert).await.unwrap();
+    assert_eq!(state().await, "reserving");
+}

@@ -33,6 +33,11 @@ impl MergeOutcome {
         }
     }
 
+    /// The latest times so far, for a reply of Keyward's own.
+    pub fn times(&self) -> &Times {
+        &self.times
+    }
+
     /// Notes the reply to a write of `count` documents, which the server executed as a whole or in part.
     pub fn add(
         &mut self,

@@ -205,11 +205,11 @@ impl Merging<'_, '_, '_> {
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left < SHORTEST) {
-                return Ok(Some(WriteRefusal::TimeLimit.body(&Times::default())));
+                return Ok(Some(WriteRefusal::TimeLimit.body(self.outcome.times())));
             }
             let body = match self.command.write_body(self.stage, left) {
                 Ok(body) => body,
-                Err(refusal) => return Ok(Some(refusal.body(&Times::default()))),
+                Err(refusal) => return Ok(Some(refusal.body(self.outcome.times()))),
             };
             let draft = Draft::with_documents(&body, list, part.iter().map(Vec::as_slice));
             let reply = self.handler.write_part(&draft).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bson::{Document, doc};
 use testbed::{Cluster, ReplicaSet};
 use testkit::Keyward;
-use testkit::relay::{Held, Relay};
+use testkit::relay::{Held, Relay, insert_into};
 use testkit::wire::{Connection, is_ok};
 
 use super::{email, fill, merge, sharded, unsharded};
@@ -154,4 +154,39 @@ async fn a_time_limit_ends_a_merge() {
     let written = count(&mut client, database, "users");
     assert!(written < 2_500, "{written}");
     assert_eq!(count(&mut client, database, "keyward.users.email_1"), written);
+}
+
+/// A causal session goes on from the times of the parts that were written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_limit_between_two_parts_reports_the_times_of_the_first() {
+    let database = "merge_limited_midway";
+    let relay = Relay::start(Cluster::shared().router_address());
+    let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &email(database));
+    let mut client = Connection::open(&keyward.address);
+    // Two parts.
+    fill(&mut client, database, "source", &users(0..150));
+    // A busy machine may need more time for the first part.
+    for limit in [2, 4, 8, 16, 32].map(Duration::from_secs) {
+        fill(&mut client, database, "users", &[]);
+        let mut limited = merge(doc! { "into": "users", "whenMatched": "fail" });
+        limited.insert("maxTimeMS", i32::try_from(limit.as_millis()).unwrap());
+        let held = relay.hold(&insert_into("users"));
+        client.send(database, &limited).unwrap();
+        if !held.arrives_within(limit) {
+            drop(held);
+            client.receive().unwrap();
+            continue;
+        }
+        // The limit began before this.
+        std::thread::sleep(limit);
+        drop(held);
+        let reply = client.receive().unwrap();
+        assert_eq!(reply.get_i32("code").ok(), Some(50), "{reply}");
+        if count(&mut client, database, "users") == 100 {
+            assert!(reply.contains_key("operationTime"), "{reply}");
+            assert!(reply.contains_key("$clusterTime"), "{reply}");
+            return;
+        }
+    }
+    panic!("no first part was written in time");
 }

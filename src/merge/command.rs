@@ -12,6 +12,7 @@ use crate::command::running::{append_fields, is_about_running};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::server::clock::millis;
+use crate::server::cursor;
 
 /// How many documents Keyward reads at once.
 const READ_AT_ONCE: i32 = 1000;
@@ -178,12 +179,7 @@ impl<'a> MergeCommand<'a> {
 
     /// Closes `cursor`.
     pub fn kill_cursor(&self, cursor: i64, collection: &[u8]) -> Result<Vec<u8>, Malformed> {
-        let mut command = Builder::new();
-        command
-            .string("killCursors", collection)
-            .open(ElementType::Array, b"cursors")
-            .int64("0", cursor)
-            .close();
+        let mut command = cursor::kill(collection, cursor);
         append_fields(&mut command, self.body, &CIRCUMSTANCES)?;
         append_fields(&mut command, self.body, &["$db"])?;
         Ok(command.finish())

@@ -13,6 +13,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::is_defined_as_here;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, advance_attempts, owner_of};
+use crate::constraint::{Key, Strategy};
 use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
@@ -135,6 +136,29 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
     proxy.look_up(&pairs, Scope::Linearizable).await
 }
 
+/// Makes a reservation name the present shard key, if its owner is the only document that holds the key.
+async fn rerouted(
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    key: &Key,
+    seen: &Reservation,
+) -> Result<(), StoreError> {
+    let route_of = |document: Doc<'_>| owner_of(protected, document).ok();
+    if proxy
+        .renew_routes(&[(key, seen)], &protected.shard_key, route_of)
+        .await?
+        > 0
+    {
+        return Ok(());
+    }
+    let there = proxy.read(&[key]).await?.pop().flatten();
+    let is_unchanged = there.is_some_and(|there| there.is_same_write(seen) && there.owner == seen.owner);
+    match is_unchanged {
+        true => Err(StoreError::Unroutable),
+        false => Ok(()),
+    }
+}
+
 /// Determines the holder of the key, or none if that is not decided yet. The conflicting reservation may belong to a
 /// document with the same `_id` on another shard. It may also belong to this very document, if that was moved since it
 /// was read, or was changed without Keyward.
@@ -172,6 +196,10 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
                 return Err(StoreError::Redefined);
             }
             let (strategy, owner) = (protected.strategy(), &candidate.owner);
+            // Nothing can be proved of an owner by a former shard key.
+            if strategy == Strategy::Transaction && !conflicting.owner.has_route_by(&protected.shard_key) {
+                return rerouted(protected, proxy, key, conflicting).await.map(|()| None);
+            }
             let taken = proxy.take_over_absent(strategy, key, conflicting, owner, candidate.version());
             match taken.await? {
                 TakenOver::Done => Some(BackfillOutcome::Reserved),

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use bson::raw::CString;
-use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::Error;
 
@@ -190,14 +190,15 @@ impl ProxyCollection {
                     let is_given = |path: &String| {
                         is_of_id(path) || filled.contains(path) || routes(owner).any(|(given, _)| given == path)
                     };
-                    Ok(Next::With(match paths.iter().find(|path| !is_given(path)) {
+                    match paths.iter().find(|path| !is_given(path)) {
                         Some(path) => {
                             filled.push(path.clone());
-                            Proof::Placeholder { filled }
+                            Ok(Next::With(Proof::Placeholder { filled }))
                         }
                         // All fields of the index have the owner's values: another document has the owner's place in any case.
-                        None => Proof::Touch { paths },
-                    }))
+                        None if self.is_wholly_unique(&paths, &filled).await? => Ok(Next::With(Proof::Touch { paths })),
+                        None => Err(refused(error)),
+                    }
                 }
                 // The server accepts no document with such an `_id` or shard key.
                 Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
@@ -217,6 +218,30 @@ impl ProxyCollection {
             1 => Ok(Next::Done(TakenOver::Done)),
             _ => Err(StoreError::Unexpected("the placeholder of an owner")),
         }
+    }
+
+    /// Whether no two documents of a shard can have the same values at these `paths`, none of which was `filled`: the owner may lack what a
+    /// partial or sparse index needs.
+    async fn is_wholly_unique(&self, paths: &[String], filled: &[String]) -> Result<bool, StoreError> {
+        if paths == ["_id"] {
+            return Ok(true);
+        }
+        if paths.iter().any(|path| filled.contains(path)) {
+            return Ok(false);
+        }
+        let reply = self
+            .database
+            .run_command(doc! { "listIndexes": self.protected.name() })
+            .await?;
+        let indexes = first_batch(&reply).ok_or(StoreError::Unexpected("the list of indexes"))?;
+        let is_it = |index: &Document| {
+            let is_of_paths = index.get_document("key").is_ok_and(|key| key.keys().eq(paths));
+            let options = ["partialFilterExpression", "sparse", "collation"];
+            is_of_paths
+                && index.get_bool("unique").unwrap_or(false)
+                && !options.iter().any(|option| index.contains_key(option))
+        };
+        Ok(indexes.iter().filter_map(Bson::as_document).any(is_it))
     }
 
     async fn touch(

@@ -64,6 +64,14 @@ pub fn collection(reply: Doc<'_>) -> Result<&[u8], Malformed> {
     Ok(dot.map_or(&[], |dot| &namespace[dot + 1..]))
 }
 
+/// The command that closes a cursor on `collection`, without its database.
+pub fn kill(collection: &[u8], cursor: i64) -> Builder {
+    let mut command = Builder::new();
+    command.string("killCursors", collection);
+    command.open(ElementType::Array, b"cursors").int64("0", cursor).close();
+    command
+}
+
 /// Limits a `find` to `most` documents, all in the first batch.
 pub fn in_one_batch(find: &mut Builder, most: usize) {
     let most = i32::try_from(most).unwrap_or(i32::MAX);

@@ -5,15 +5,14 @@
 
 use std::sync::Arc;
 
-use bson::spec::ElementType;
-
 use super::leaving::{AHEAD_BYTES_MAX, gone};
 use super::{End, Service};
 use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
 use crate::command::running::{API, append_fields};
-use crate::raw::{Builder, Doc};
+use crate::raw::Doc;
 use crate::route::{ReadByKey, RoutedReply, found, read_target};
+use crate::server::cursor;
 use crate::server::reply::is_ok;
 use crate::stream::Incoming;
 use crate::upstream::Connection;
@@ -140,11 +139,7 @@ impl PinnedRead {
 
 /// Closes the cursor of a routed read that has found nothing so far.
 async fn close(cursor: i64, protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<(), End> {
-    let mut command = Builder::new();
-    command.string("killCursors", protected.namespace.collection.as_bytes());
-    command.open(ElementType::Array, b"cursors");
-    command.append(ElementType::Int64, b"0", &cursor.to_le_bytes());
-    command.close();
+    let mut command = cursor::kill(protected.namespace.collection.as_bytes(), cursor);
     append_fields(&mut command, body, &["lsid", "$db"]).map_err(Rejection::from)?;
     append_fields(&mut command, body, &API).map_err(Rejection::from)?;
     upstream.run(&command.finish()).await?;

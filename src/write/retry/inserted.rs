@@ -168,8 +168,12 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
     let PipelinedCommand { database, command, .. } = find_command(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
-    // The server waits here until a majority has the records that were read. If there are none, it waits until a majority has seen that it
-    // is the primary: a deposed one may lack them.
+    if done.is_empty() {
+        // A deposed primary may lack the record.
+        transaction.confirm_reads(op.upstream).await?;
+        return Ok(done);
+    }
+    // The server waits here until a majority has the records that were read.
     let committed = transaction.commit_until_known(op.upstream).await?;
     if let Some(error) = write_concern_error(Doc::new(&committed)?)? {
         return Err(Failure::InDoubt(ErrorReply::of_part(error)?));

@@ -77,6 +77,21 @@ impl Transaction {
         committed
     }
 
+    /// Ends a transaction that has only read. A majority then has confirmed that it read from primaries that weren't deposed.
+    ///
+    /// It needs no permit to write, and doesn't wait for more members than a majority.
+    pub async fn confirm_reads(&mut self, upstream: &mut Connection) -> Result<(), Failure> {
+        assert!(
+            !self.has_tried_to_write,
+            "a transaction that has written isn't one of reads"
+        );
+        let committed = self.commit_repeatedly(upstream).await;
+        if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
+            upstream.take_open_transaction();
+        }
+        committed.map(drop)
+    }
+
     /// Waits until as many members have the committed transaction as the client asks for; `committed` is the reply to the commit
     /// with majority. If the server refuses to wait, the reply has its error as a `writeConcernError`.
     async fn wait_for_clients_concern(

@@ -340,9 +340,11 @@ impl Transaction {
         let body = reply.body();
         match reply::is_ok(body)? {
             true => {
-                let body = body.bytes().to_vec();
-                upstream.note_high_enough();
-                Ok(body)
+                // Another shard may still refuse a number that the first one took.
+                if self.is_committing && !self.is_clients() {
+                    upstream.note_high_enough();
+                }
+                Ok(body.bytes().to_vec())
             }
             false => {
                 let refused = ErrorReply {

@@ -22,7 +22,7 @@ use crate::write::txn::{Failure, Transaction, append_read_concern};
 const IDS_BYTES_MAX: usize = 8 << 20;
 
 /// The most documents that one read of several expects: more than have the `_id`s that it asks for.
-const SEVERAL_MAX: usize = 10_000;
+const SEVERAL_MAX: i32 = 10_000;
 
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
@@ -193,7 +193,7 @@ pub async fn read_outside(
 }
 
 /// Reads the documents that `query` matches, outside any transaction, for the client's command `body`. Returns none if the server
-/// refuses.
+/// refuses, or if one reply can't hold them: all documents with one `_id` must be seen.
 pub async fn read_several_outside(
     protected: &Protected,
     body: Doc<'_>,
@@ -206,14 +206,27 @@ pub async fn read_several_outside(
         is_single: false,
     };
     let mut command = find_command(protected, &selection, usize::MAX);
-    cursor::in_one_batch(&mut command, SEVERAL_MAX);
+    command.int32("batchSize", SEVERAL_MAX);
     // The state that a write sees, as in `read_outside`.
     append_read_concern(&mut command, b"local");
-    let documents = first_batch(protected, body, command, upstream).await?;
-    let documents = documents.unwrap_or_default().into_iter().map(|document| {
+    append_fields(&mut command, body, &API)?;
+    command.string("$db", protected.namespace.database.as_bytes());
+    let reply = upstream.run(&command.finish()).await?;
+    let reply = Doc::new(&reply)?;
+    if !is_ok(reply)? {
+        return Ok(Vec::new());
+    }
+    if let Some(more) = cursor::more(reply)? {
+        let mut close = cursor::kill(protected.namespace.collection.as_bytes(), more);
+        append_fields(&mut close, body, &API)?;
+        close.string("$db", protected.namespace.database.as_bytes());
+        upstream.run(&close.finish()).await?;
+        return Ok(Vec::new());
+    }
+    let documents = cursor::batch(reply)?.into_iter().map(|document| {
         Ok(DocumentAsRead {
-            document_keys: DocumentKeys::of(protected, Doc::new(&document)?)?,
-            document,
+            document_keys: DocumentKeys::of(protected, document)?,
+            document: document.bytes().to_vec(),
             is_one_of_several: false,
         })
     });

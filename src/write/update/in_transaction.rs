@@ -13,7 +13,7 @@ use super::statement_run::StatementRun;
 use crate::constraint::Strategy;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
-use crate::server::reply::{code, write_concern_error, write_errors};
+use crate::server::reply::{code, write_errors};
 use crate::write::absent_collection::{CollectionCheck, may_report_absence};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
@@ -166,11 +166,8 @@ impl StatementRun<'_, '_> {
         let record = Recorded::new(self.op.protected, retry_id);
         let Some(reply) = record.find(&mut transaction, self.op.upstream).await? else {
             // A deposed primary may lack the record. It can't commit with a majority.
-            let committed = transaction.commit_until_known(self.op.upstream).await?;
-            return match write_concern_error(Doc::new(&committed)?)? {
-                None => Ok(None),
-                Some(error) => Err(Failure::InDoubt(ErrorReply::of_part(error)?)),
-            };
+            transaction.confirm_reads(self.op.upstream).await?;
+            return Ok(None);
         };
         self.commit(&mut transaction).await?;
         Ok(Some(StatementResult::Reply(reply)))

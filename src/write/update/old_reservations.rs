@@ -94,8 +94,11 @@ pub async fn release_old<'o>(protected: &Protected, old: impl IntoIterator<Item 
         let as_seen = |old: Vec<&'o OldReservation>| old.into_iter().map(|old| (&old.key.key, &old.seen)).collect();
         let (to_release, elsewhere): (Vec<_>, Vec<_>) = (as_seen(to_release), as_seen(elsewhere));
         let released = async {
-            let to_release = [to_release, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
-            proxy.release_seen(&to_release).await
+            // First those that no look-up can fail.
+            proxy.release_seen(&to_release).await?;
+            proxy
+                .release_seen(&proxy.unheld(elsewhere, Scope::Linearizable).await?)
+                .await
         };
         proxy.log_failed_release(released).await;
     }

@@ -13,9 +13,12 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::time::Duration;
 
 use bson::spec::ElementType;
 use futures_util::future::join;
+use tokio::time::timeout;
 
 use super::change::{Change, PlannedChange, change_of};
 use super::document_keys::{DocumentAsRead, read_several_outside};
@@ -25,7 +28,7 @@ use super::result::StatementResult;
 use super::sending::InPlaceOutcome;
 use super::statement_run::StatementRun;
 use crate::catalog::Protected;
-use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts};
+use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, run_releases};
 use crate::command::filter_rewriting::equality;
 use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Statement;
@@ -41,6 +44,9 @@ use crate::write::retry::server_memory::may_be_done_elsewhere;
 pub const STATEMENTS_MAX: usize = 100;
 /// The most bytes of the statements of a slice: Keyward holds each of them twice.
 const STATEMENTS_BYTES_MAX: usize = 1 << 20;
+
+/// How long a statement may take before the slice gives the keys of the later ones back.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Statements that are prepared.
 #[derive(Default)]
@@ -146,16 +152,36 @@ impl Slice {
     /// Forwards the next statement, that of `run`. `None` if it must run alone after the slice has ended: its document has changed, or
     /// too little of the lease is left.
     ///
+    /// If the statement waits in the server, for example for an open transaction, the slice ends with it: others may wait for the keys of
+    /// the later statements.
+    ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: the outcome is unknown then.
     pub async fn forward(&mut self, run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
-        let (statement, candidate) = (&mut self.statements[self.next], &mut self.candidates[self.next]);
+        let (protected, at) = (run.op.protected, self.next);
         self.next += 1;
-        let written = write(run, &statement.rewritten, &statement.seen, candidate).await;
+        let (candidates, rest) = self.candidates.split_at_mut(self.next);
+        let (statement, candidate) = (&mut self.statements[at], &mut candidates[at]);
+        let (written, waits) = {
+            let mut writing = pin!(write(run, &statement.rewritten, &statement.seen, candidate));
+            match timeout(PATIENCE, &mut writing).await {
+                Ok(written) => (written, false),
+                Err(_) => {
+                    rest.iter_mut().for_each(Candidate::withdraw);
+                    let (written, ()) = join(writing, run_releases(protected, rest)).await;
+                    (written, true)
+                }
+            }
+        };
         run.op.release(std::slice::from_mut(candidate)).await;
         statement.guard = None;
+        if waits {
+            self.statements.truncate(self.next);
+            self.candidates.truncate(self.next);
+            self.old.retain(|old| old.position < self.next);
+        }
         let written = written?;
-        statement.frees_old = written.frees_old;
+        self.statements[at].frees_old = written.frees_old;
         Ok(match written.outcome {
             InPlaceOutcome::Ran(result) => Some(result),
             InPlaceOutcome::Again | InPlaceOutcome::Missed(_) => None,

@@ -3,12 +3,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bson::{Binary, Document, doc, spec::BinarySubtype};
-use testbed::ReplicaSet;
+use testbed::{Cluster, ReplicaSet};
 use testkit::Keyward;
 use testkit::wire::send;
 
 use crate::strict::one_replica_set::{plain, user};
-use crate::strict::{insert, write_errors};
+use crate::strict::{EMAIL, insert, users, write_errors};
 
 const YEAR_IN_MICROSECONDS: i64 = 365 * 24 * 60 * 60 * 1_000_000;
 
@@ -63,4 +63,45 @@ fn a_session_that_a_clock_a_year_ahead_has_used_takes_writes() {
         matches!(&refused, testbed::Error::Command(error) if error.code() == Some(225)),
         "{refused}"
     );
+}
+
+/// The record of a statement may lie on a shard that has taken every number so far.
+#[test]
+fn a_shard_that_has_seen_a_clock_a_year_ahead_takes_writes_beside_another() {
+    let database = "clock_ahead_shard";
+    let cluster = users(database);
+    let keyward = crate::strict::keyward(cluster, database, "20s", &[EMAIL]);
+    for id in 0..4 {
+        let clients = rand::random::<[u8; 16]>();
+        let derived = xxhash_rust::xxh3::xxh3_128(&[b"keyward", &clients[..]].concat()).to_be_bytes();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let ahead = i64::try_from(now.as_micros()).unwrap() + YEAR_IN_MICROSECONDS;
+        let session_of = doc! { "lsid": session(&derived), "txnNumber": ahead, "autocommit": false };
+        let mut find = doc! { "find": "users", "startTransaction": true };
+        find.extend(session_of.clone());
+        let mut commit = doc! { "commitTransaction": 1 };
+        commit.extend(session_of);
+        // Regions below `m` are there.
+        let shard = shard_of_a(cluster, database, id);
+        shard.run(database, find).unwrap();
+        shard.run("admin", commit).unwrap();
+        let document = doc! { "_id": id + 10, "region": "a", "email": format!("{id}@x") };
+        let mut inserted = insert(vec![document], true);
+        inserted.extend(doc! { "lsid": session(&clients), "txnNumber": 1_i64, "maxTimeMS": 30_000 });
+        let reply = send(&keyward.address, database, inserted).unwrap();
+        assert_eq!(
+            (reply.get_i32("n").ok(), write_errors(&reply)),
+            (Some(1), vec![]),
+            "{reply}"
+        );
+    }
+}
+
+/// The shard that gets a document of region `a`.
+fn shard_of_a<'c>(cluster: &'c Cluster, database: &str, id: i32) -> &'c ReplicaSet {
+    let probe = doc! { "insert": "users", "documents": [{ "_id": 100 + id, "region": "a" }] };
+    cluster.run(database, probe).unwrap();
+    let count = doc! { "count": "users", "query": { "_id": 100 + id } };
+    let has_it = |shard: &&ReplicaSet| shard.run(database, count.clone()).unwrap().get_i32("n").unwrap() == 1;
+    cluster.shards().iter().find(has_it).unwrap()
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
+use keyward::catalog::Protected;
 use keyward::claims::{AttemptRegistry, Candidate};
 use keyward::constraint::{Key, Strategy};
 use keyward::metrics::Metrics;
@@ -19,7 +20,7 @@ use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 
 use crate::strict::{EMAIL, insert, keyward, users};
-use crate::trial::{email, key_of_email, store_of_email, store_through, store_with_lease};
+use crate::trial::{email, key_of_email, store_through, store_with_lease};
 use testkit::relay::Relay;
 use testkit::shard_on_two;
 use testkit::wire::send;
@@ -377,6 +378,35 @@ async fn a_new_owner_that_is_in_the_others_way_itself_gets_the_reservation() {
     assert_eq!(trial.documents().await, []);
 }
 
+/// The collection as a strict backfill elsewhere sees it.
+async fn strict(database: &str, lease: Duration) -> Protected {
+    let constraints = [Arc::new(email(database).strict())];
+    let client = crate::strict::cluster().client();
+    let protected = prepared(&client, &constraints, lease, &Metrics::new(&constraints)).await;
+    protected.unwrap().into_iter().next().unwrap()
+}
+
+/// As after a constraint was taken out, the collection sharded by another key, and the constraint put in again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_makes_a_reservation_name_the_present_shard_key() {
+    let (database, lease) = ("order_rerouted", Duration::from_millis(1));
+    let former = Owner {
+        id: RawBson::Int32(1),
+        route: Some(rawdoc! { "country": "x" }),
+    };
+    let trial = Trial::with_lease(database, former, lease).await;
+    trial.users.insert_one(user("a@x")).await.unwrap();
+    let protected = strict(database, lease).await;
+    let guard = AttemptRegistry::default().begin();
+    let bytes = user("a@x").to_vec().unwrap();
+    let wanted = Candidate::one_for_each_key(&protected, 0, Token::of(guard.id()), Doc::new(&bytes).unwrap()).unwrap();
+    let outcomes = backfill_documents(&protected, guard.id(), wanted).await.unwrap();
+    let outcomes: Vec<_> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
+    assert_eq!(outcomes, [BackfillOutcome::Reserved]);
+    let renewed = trial.proxy.read(&[&trial.key]).await.unwrap().remove(0).unwrap();
+    assert_eq!(renewed.owner, owner(RawBson::Int32(1)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backfill_takes_no_key_from_an_insert_that_may_still_commit() {
     let (database, lease) = ("order_backfilled", Duration::from_millis(1));
@@ -386,10 +416,7 @@ async fn a_backfill_takes_no_key_from_an_insert_that_may_still_commit() {
     let mut session = trial.begin_now().await;
     trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
     assert!(trial.look().await);
-    let constraints = [Arc::new(email(database).strict())];
-    let client = crate::strict::cluster().client();
-    let protected = prepared(&client, &constraints, lease, &Metrics::new(&constraints)).await;
-    let protected = protected.unwrap().into_iter().next().unwrap();
+    let protected = strict(database, lease).await;
     let guard = AttemptRegistry::default().begin();
     let bytes = older.to_vec().unwrap();
     let token = Token::of(guard.id());
@@ -419,4 +446,22 @@ async fn a_document_with_the_absent_owners_unique_shard_key_keeps_it_from_coming
     assert!(trial.users.insert_one(user("a@x")).session(&mut session).await.is_err());
     assert_eq!(trial.documents().await, []);
     assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+/// The absent owner may have no place in such an index, and so come beside the other document.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_in_a_partial_index_proves_nothing() {
+    let trial = Trial::new("order_partial_index").await;
+    trial
+        .users
+        .insert_one(doc! { "_id": 9, "region": "a", "email": "other@x" })
+        .await
+        .unwrap();
+    let partial = doc! { "deletedAt": null };
+    let index = doc! { "key": { "region": 1 }, "name": "present", "unique": true, "partialFilterExpression": partial };
+    let database = crate::strict::cluster().client().database("order_partial_index");
+    let create = doc! { "createIndexes": "users", "indexes": [index] };
+    database.run_command(create).await.unwrap();
+    assert!(matches!(trial.take_over().await, Err(StoreError::Unexpected(_))));
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
 }

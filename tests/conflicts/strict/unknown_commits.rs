@@ -241,3 +241,20 @@ async fn a_duplicate_is_reported_to_a_retry_only_if_a_majority_has_no_record_of_
         assert_eq!(write_errors(&reply), [(0, 11_000)], "{id} {reply}");
     }
 }
+
+/// What the client asks for beyond a majority says nothing of the record.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_is_reported_to_a_retry_whatever_its_write_concern() {
+    let database = "concern_and_record";
+    let keyward = Keyward::start(&ReplicaSet::shared().uri(), &plain(database));
+    let run = |command: Document| send(&keyward.address, database, command).unwrap();
+    run(insert(vec![user(0, "@x"), user(1, "1@x")], true));
+    for mut command in writes(1) {
+        if let Ok(documents) = command.get_array_mut("documents") {
+            *documents = vec![user(3, "1@x").into()];
+        }
+        command.extend(doc! { "writeConcern": { "w": 2, "wtimeout": 500 }, "maxTimeMS": 20_000 });
+        let reply = run(retryable(command));
+        assert_eq!(write_errors(&reply), [(0, 11_000)], "{reply}");
+    }
+}

@@ -79,17 +79,21 @@ impl Transaction {
 
     /// Ends a transaction that has only read. A majority then has confirmed that it read from primaries that weren't deposed.
     ///
-    /// It needs no permit to write, and doesn't wait for more members than a majority.
+    /// It needs no permit to write. The client's write concern doesn't count: it is about writes.
     pub async fn confirm_reads(&mut self, upstream: &mut Connection) -> Result<(), Failure> {
         assert!(
             !self.has_tried_to_write,
             "a transaction that has written isn't one of reads"
         );
+        self.concern = Builder::new().finish();
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
             upstream.take_open_transaction();
         }
-        committed.map(drop)
+        match reply::write_concern_error(Doc::new(&committed?)?)? {
+            None => Ok(()),
+            Some(error) => Err(Failure::InDoubt(ErrorReply::of_part(error)?)),
+        }
     }
 
     /// Waits until as many members have the committed transaction as the client asks for; `committed` is the reply to the commit

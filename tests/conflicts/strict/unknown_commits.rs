@@ -225,20 +225,24 @@ async fn a_duplicate_is_reported_to_a_retry_only_if_a_majority_has_no_record_of_
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
     run(&insert(vec![user(0, "@x"), user(1, "1@x"), user(2, "2@x")], true));
-    for (id, mut command) in [2, 1].into_iter().zip(writes(1)) {
-        if let Ok(documents) = command.get_array_mut("documents") {
-            *documents = vec![user(3, "1@x").into()];
+    let late = doc! { "code": 64, "errmsg": "waiting for replication timed out", "errInfo": { "wtimeout": true } };
+    for error in [doc! { "errorCode": INTERRUPTED }, doc! { "writeConcernError": late }] {
+        for mut command in writes(1) {
+            if let Ok(documents) = command.get_array_mut("documents") {
+                *documents = vec![user(3, "1@x").into()];
+            }
+            command.insert("maxTimeMS", 3_000);
+            let command = retryable(command);
+            let mut data = error.clone();
+            data.insert("failCommands", vec!["commitTransaction"]);
+            let failing = set.fail_point("failCommand", "alwaysOn", data).unwrap();
+            let reply = run(&command);
+            assert_eq!(write_errors(&reply), [], "{command} {reply}");
+            assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{command} {reply}");
+            drop(failing);
+            let reply = run(&command);
+            assert_eq!(write_errors(&reply), [(0, 11_000)], "{command} {reply}");
         }
-        command.insert("maxTimeMS", 3_000);
-        let command = retryable(command);
-        let error = doc! { "failCommands": ["commitTransaction"], "errorCode": INTERRUPTED };
-        let failing = set.fail_point("failCommand", "alwaysOn", error).unwrap();
-        let reply = run(&command);
-        assert_eq!(write_errors(&reply), [], "{id} {reply}");
-        assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{id} {reply}");
-        drop(failing);
-        let reply = run(&command);
-        assert_eq!(write_errors(&reply), [(0, 11_000)], "{id} {reply}");
     }
 }
 

@@ -18,47 +18,57 @@ fn session(bytes: &[u8]) -> Document {
     doc! { "id": Binary { subtype, bytes } }
 }
 
+/// A driver's session, which a Keyward with a clock a year ahead has used.
+struct UsedAhead {
+    clients: [u8; 16],
+    number: i64,
+}
+
+impl UsedAhead {
+    /// `server` has seen a transaction of Keyward's in it.
+    fn at(server: &ReplicaSet, database: &str) -> UsedAhead {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let used = UsedAhead {
+            clients: rand::random(),
+            number: i64::try_from(now.as_micros()).unwrap() + YEAR_IN_MICROSECONDS,
+        };
+        let find = doc! { "find": "users", "startTransaction": true };
+        server.run(database, used.in_transaction(find, used.number)).unwrap();
+        let commit = used.in_transaction(doc! { "commitTransaction": 1 }, used.number);
+        server.run("admin", commit).unwrap();
+        used
+    }
+
+    /// A command of Keyward's own transaction in the session that Keyward derives from it.
+    fn in_transaction(&self, mut command: Document, number: i64) -> Document {
+        let derived = xxhash_rust::xxh3::xxh3_128(&[b"keyward", &self.clients[..]].concat()).to_be_bytes();
+        command.extend(doc! { "lsid": session(&derived), "txnNumber": number, "autocommit": false });
+        command
+    }
+
+    /// Sends the client's retryable `command`, which must take effect.
+    fn carries_out(&self, keyward: &Keyward, database: &str, mut command: Document, number: i64) {
+        command.extend(doc! { "lsid": session(&self.clients), "txnNumber": number, "maxTimeMS": 30_000 });
+        let reply = send(&keyward.address, database, command).unwrap();
+        let outcome = (reply.get_i32("n").ok(), write_errors(&reply));
+        assert_eq!(outcome, (Some(1), vec![]), "{reply}");
+    }
+}
+
 #[test]
 fn a_session_that_a_clock_a_year_ahead_has_used_takes_writes() {
     let (set, database) = (ReplicaSet::shared(), "clock_ahead");
     let keyward = Keyward::start(&set.uri(), &plain(database));
-    let run = |command: Document| send(&keyward.address, database, command).unwrap();
-    run(insert(vec![user(0, "0@x")], true));
-    let clients = rand::random::<[u8; 16]>();
-    let derived = xxhash_rust::xxh3::xxh3_128(&[b"keyward", &clients[..]].concat()).to_be_bytes();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let ahead = i64::try_from(now.as_micros()).unwrap() + YEAR_IN_MICROSECONDS;
-    let in_transaction = |mut command: Document, number: i64| {
-        command.extend(doc! { "lsid": session(&derived), "txnNumber": number, "autocommit": false });
-        command
-    };
-    let mut find = in_transaction(doc! { "find": "users" }, ahead);
-    find.insert("startTransaction", true);
-    set.run(database, find).unwrap();
-    set.run("admin", in_transaction(doc! { "commitTransaction": 1 }, ahead))
-        .unwrap();
-
-    let times = |number: i64| doc! { "lsid": session(&clients), "txnNumber": number, "maxTimeMS": 30_000 };
-    let mut inserted = insert(vec![user(1, "1@x")], true);
-    inserted.extend(times(1));
-    let reply = run(inserted);
-    assert_eq!(
-        (reply.get_i32("n").ok(), write_errors(&reply)),
-        (Some(1), vec![]),
-        "{reply}"
-    );
+    send(&keyward.address, database, insert(vec![user(0, "0@x")], true)).unwrap();
+    let used = UsedAhead::at(set, database);
+    used.carries_out(&keyward, database, insert(vec![user(1, "1@x")], true), 1);
     let email = vec![doc! { "$set": { "email": { "$concat": ["$email", "y"] } } }];
-    let mut changed = doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": email }] };
-    changed.extend(times(2));
-    let reply = run(changed);
-    assert_eq!(
-        (reply.get_i32("n").ok(), write_errors(&reply)),
-        (Some(1), vec![]),
-        "{reply}"
-    );
-    // The first number still is too low after the connection has caught up.
-    let lower = in_transaction(doc! { "find": "users", "startTransaction": true }, ahead - 1);
-    let refused = set.run(database, lower).unwrap_err();
+    let change = doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": email }] };
+    used.carries_out(&keyward, database, change, 2);
+    // The session has remembered the high number all the time.
+    let lower = doc! { "find": "users", "startTransaction": true };
+    let refused = set.run(database, used.in_transaction(lower, used.number - 1));
+    let refused = refused.unwrap_err();
     assert!(
         matches!(&refused, testbed::Error::Command(error) if error.code() == Some(225)),
         "{refused}"
@@ -72,28 +82,9 @@ fn a_shard_that_has_seen_a_clock_a_year_ahead_takes_writes_beside_another() {
     let cluster = users(database);
     let keyward = crate::strict::keyward(cluster, database, "20s", &[EMAIL]);
     for id in 0..4 {
-        let clients = rand::random::<[u8; 16]>();
-        let derived = xxhash_rust::xxh3::xxh3_128(&[b"keyward", &clients[..]].concat()).to_be_bytes();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let ahead = i64::try_from(now.as_micros()).unwrap() + YEAR_IN_MICROSECONDS;
-        let session_of = doc! { "lsid": session(&derived), "txnNumber": ahead, "autocommit": false };
-        let mut find = doc! { "find": "users", "startTransaction": true };
-        find.extend(session_of.clone());
-        let mut commit = doc! { "commitTransaction": 1 };
-        commit.extend(session_of);
-        // Regions below `m` are there.
-        let shard = shard_of_a(cluster, database, id);
-        shard.run(database, find).unwrap();
-        shard.run("admin", commit).unwrap();
+        let used = UsedAhead::at(shard_of_a(cluster, database, id), database);
         let document = doc! { "_id": id + 10, "region": "a", "email": format!("{id}@x") };
-        let mut inserted = insert(vec![document], true);
-        inserted.extend(doc! { "lsid": session(&clients), "txnNumber": 1_i64, "maxTimeMS": 30_000 });
-        let reply = send(&keyward.address, database, inserted).unwrap();
-        assert_eq!(
-            (reply.get_i32("n").ok(), write_errors(&reply)),
-            (Some(1), vec![]),
-            "{reply}"
-        );
+        used.carries_out(&keyward, database, insert(vec![document], true), 1);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The loop around every command that depends on where documents are: look the routing up, try, and where a shard calls
 //! it stale, load it anew and try again.
 //!
-//! Inside a transaction that is only right while every shard joined in the current statement: those are told to abort, and the
-//! statement starts anew. Otherwise the transaction ends with the error a `mongos` gives.
+//! Inside a transaction that is only right for its first statement, and if that went to one shard, as in a `mongos`: the shard is
+//! told to abort, and the statement starts anew. Otherwise the transaction ends with the shard's error.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::error::Failure;
 use super::operation::Operation;
 use super::reply::Reply;
 use super::routing::Routing;
+use super::transaction::Transaction;
 use super::transaction_end::abort_participants;
 
 /// A shard that recovers its own knowledge, after a failover say, answers "stale" until it has: about ten seconds.
@@ -76,7 +77,7 @@ impl<'a> Attempts<'a> {
             let restartable = session
                 .transaction()
                 .as_ref()
-                .is_some_and(|transaction| transaction.is_first_statement_everywhere());
+                .is_some_and(Transaction::may_restart_statement);
             if !restartable {
                 return Err(Failure::Shard(Reply::new(why)));
             }

@@ -33,8 +33,6 @@ pub struct Participant {
     pub shard: String,
     /// What the shard last said; `None` before its first reply.
     pub read_only: Option<bool>,
-    /// The statement that made it one.
-    joined_at: u32,
 }
 
 /// One transaction.
@@ -89,7 +87,6 @@ impl Transaction {
         self.participants.push(Participant {
             shard: shard.to_owned(),
             read_only: None,
-            joined_at: self.statement,
         });
         Join::Start {
             coordinator: self.participants.len() == 1,
@@ -110,14 +107,13 @@ impl Transaction {
         }
     }
 
-    /// Whether every shard joined in the current statement: then the statement may start anew.
-    pub fn is_first_statement_everywhere(&self) -> bool {
-        self.participants
-            .iter()
-            .all(|participant| participant.joined_at == self.statement)
+    /// Whether the statement may start anew after a shard called its routing stale: only the first one of all, and only if it went to one
+    /// shard. Otherwise requests to other shards may still be under way.
+    pub fn may_restart_statement(&self) -> bool {
+        self.statement == 0 && self.participants.len() == 1
     }
 
-    /// Forgets all participants, which have been told to abort.
+    /// Forgets the participant, which was told to abort.
     pub fn restart_statement(&mut self) {
         self.participants.clear();
         self.recovery_shard = None;
@@ -248,6 +244,31 @@ mod tests {
         transaction.note_read_only("b", true);
         assert_eq!(transaction.participants[1].read_only, Some(false));
         assert_eq!(transaction.recovery_shard.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_statement_starts_anew_only_if_it_is_the_first_and_went_to_one_shard() {
+        let session = Session::new();
+        session
+            .begin_or_continue(Some(Transaction::new(1, None, None)), 1)
+            .unwrap();
+        let join = |shard: &str| {
+            session
+                .transaction()
+                .as_mut()
+                .map(|transaction| transaction.join(shard))
+        };
+        let may = || session.transaction().as_ref().map(Transaction::may_restart_statement);
+        join("a");
+        assert_eq!(may(), Some(true));
+        join("b");
+        assert_eq!(may(), Some(false));
+        session
+            .begin_or_continue(Some(Transaction::new(2, None, None)), 2)
+            .unwrap();
+        join("a");
+        session.begin_or_continue(None, 2).unwrap();
+        assert_eq!(may(), Some(false));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! - No shard wrote: commit on each. One wrote: commit on the others, then on it. Several: two-phase commit by the
 //!   coordinator, which is MongoDB's own.
 //! - A crash before the writing shard's commit leaves nothing; a coordinator's decision is carried on by the shards.
+//! - A repeated commit of which one shard of several wrote asks that shard for its decision, which aborts what is still open.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ use super::operation::Operation;
 use super::raw::{Builder, Doc};
 use super::reply::{self, Reply};
 use super::shard::Preference;
-use super::transaction::{Phase, Session, Transaction};
+use super::transaction::{Participant, Phase, Session, Transaction};
 
 /// `commitTransaction`.
 ///
@@ -57,10 +58,12 @@ async fn commit_known(operation: &Operation, transaction: &Transaction) -> Resul
         );
         return refuse(code::NO_SUCH_TRANSACTION, message);
     }
-    let writers = participants
-        .iter()
-        .filter(|participant| participant.read_only == Some(false));
-    if writers.count() > 1 && participants.len() > 1 {
+    let is_writer = |participant: &&Participant| participant.read_only == Some(false);
+    let writers: Vec<_> = participants.iter().filter(is_writer).collect();
+    if let ([writer], true, Phase::Committing) = (&writers[..], participants.len() > 1, transaction.phase) {
+        return coordinate(operation, &writer.shard, &[]).await;
+    }
+    if writers.len() > 1 {
         let shards: Vec<_> = participants
             .iter()
             .map(|participant| participant.shard.as_str())

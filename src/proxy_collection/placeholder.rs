@@ -18,7 +18,7 @@ use mongodb::ClientSession;
 use mongodb::error::Error;
 
 use super::find::find_in_transaction;
-use super::owner::{equal_to, owner_filter};
+use super::owner::{append_collation, equal_to, owner_filter};
 use super::time_out::within;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, seen_filter};
@@ -210,10 +210,10 @@ impl ProxyCollection {
                 _ => Err(refused(error)),
             };
         }
-        let filter = owner_filter(owner, Scope::Route);
-        let delete = rawdoc! {
-            "delete": name, "deletes": [{ "q": filter, "limit": 1, "collation": { "locale": "simple" } }],
-        };
+        let mut statement = rawdoc! { "q": owner_filter(owner, Scope::Route), "limit": 1 };
+        // Of the documents that a default collation calls equal, a shard has only one.
+        append_collation(&mut statement, std::iter::once(owner), Scope::Route);
+        let delete = rawdoc! { "delete": name, "deletes": [statement] };
         match count(&self.in_transaction(session, delete).await?)? {
             1 => Ok(Next::Done(TakenOver::Done)),
             _ => Err(StoreError::Unexpected("the placeholder of an owner")),

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bson::{Bson, Document, RawBson, doc};
 use futures_util::TryStreamExt;
 use keyward::namespace::Namespace;
-use keyward::proxy_collection::Owner;
+use keyward::proxy_collection::{Owner, TakenOver};
 use keyward::raw::{Builder, Doc};
-use keyward::reservation::Scope;
+use keyward::reservation::{AttemptId, Scope, Token};
 use testbed::ReplicaSet;
 
 use crate::compensating::{insert, keyward, users, write_errors};
@@ -224,4 +224,35 @@ async fn owners_are_looked_up_by_the_index_on_their_ids_and_told_apart_by_case()
     for read in reads {
         assert!(read.get_i32("docsExamined").unwrap() <= 2, "{read}");
     }
+}
+
+/// So does the placeholder of an owner that must not come later: a scan would take longer than its transaction may.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_absent_owners_placeholder_is_deleted_by_the_index_on_ids() {
+    let database = "collated_placeholder";
+    let direct = ReplicaSet::shared().client();
+    direct.database(database).drop().await.unwrap();
+    run(&direct, database, doc! { "create": "users", "collation": en_2() }).await;
+    let others = (0..200).map(|id| doc! { "_id": format!("other {id}"), "email": id });
+    run(&direct, database, insert(others.collect(), true)).await;
+    let (proxy, key) = store_through(&direct, database, Duration::from_secs(60));
+    let owner = Owner {
+        id: RawBson::String("gone".to_owned()),
+        route: None,
+    };
+    let token = Token {
+        attempt: AttemptId([1; 16]),
+        position: 0,
+        retry_id: None,
+    };
+    proxy.reserve(&[(&key, &owner, token.into())]).await.unwrap();
+    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    run(&direct, database, doc! { "profile": 2 }).await;
+    assert_eq!(proxy.settle_absent(&key, &seen, None).await.unwrap(), TakenOver::Done);
+    run(&direct, database, doc! { "profile": 0 }).await;
+    let profile = direct.database(database).collection::<Document>("system.profile");
+    let deletes = doc! { "ns": format!("{database}.users"), "op": "remove" };
+    let deletes: Vec<Document> = profile.find(deletes).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(deletes.len(), 1, "{deletes:?}");
+    assert!(deletes[0].get_i32("docsExamined").unwrap() <= 2, "{deletes:?}");
 }

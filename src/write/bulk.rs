@@ -17,6 +17,7 @@ use super::command;
 use super::context::Context;
 use super::forward::{Acknowledged, ForwardError, milliseconds};
 use super::plan::{Plan, key_change};
+use super::txn::client_transactions::ask_to_end;
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
 use crate::command::batch::must_be_stated;
@@ -41,7 +42,8 @@ pub async fn bulk_write(
     while next < bulk.operations.len() {
         let time_ms = deadline.map(|deadline| milliseconds(deadline.saturating_duration_since(Instant::now())));
         if time_ms == Some(0) {
-            return Ok(WriteRefusal::TimeLimit.body(&Times::default()));
+            let refused = WriteRefusal::TimeLimit.body(&Times::default());
+            return end(bulk, next, refused, upstream).await;
         }
         let run = next..bulk.end_of_run(next);
         let form = bulk.operations[next].form;
@@ -63,7 +65,7 @@ pub async fn bulk_write(
                     || !reply.has_results()
                     || !loses_results(answer, run.len(), deadline.is_some())? =>
             {
-                return Ok(part);
+                return end(bulk, next, part, upstream).await;
             }
             false => reply.fail(form, next, run.len(), stops, answer)?,
         }
@@ -73,6 +75,21 @@ pub async fn bulk_write(
         next = run.end;
     }
     Ok(reply.body()?)
+}
+
+/// Ends the command with `refused` as its reply, after the operations before `next` were carried out. In a client's transaction they must
+/// not be committed: a server ends a transaction whose command fails, but Keyward may have refused this part itself.
+async fn end(
+    bulk: &BulkWrite<'_>,
+    next: usize,
+    refused: Vec<u8>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    if bulk.in_transaction && next > 0 {
+        upstream.note_broken_off();
+        ask_to_end(bulk.body, upstream).await?;
+    }
+    Ok(refused)
 }
 
 /// Carries out the command for these operations, on any collection; returns the reply's body.

@@ -1,9 +1,11 @@
 //! Holds one write operation: a client's command on a protected collection, with everything needed to carry it out.
 
+use std::time::Duration;
+
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::Instant;
 
-use super::context::{Context, end_of_time};
+use super::context::{Context, TIME_MAX, end_of_time};
 use super::lease_left::LeaseLeft;
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
@@ -77,9 +79,9 @@ impl<'a> WriteOp<'a> {
         self.give_up = self.client_deadline.unwrap_or_else(end_of_time);
     }
 
-    /// Whether the driver may send the command again.
+    /// Whether the driver may send the command again. It doesn't repeat a statement of a transaction, which has a number, too.
     pub fn is_retryable(&self) -> bool {
-        self.command.retry.is_some()
+        self.command.retry.is_some() && !self.command.is_in_transaction().is_ok_and(|is_within| is_within)
     }
 
     /// A transaction of Keyward's own, under the client's user. It ends within the client's own limit, or within [`TIME_MAX`].
@@ -116,6 +118,15 @@ impl<'a> WriteOp<'a> {
     /// The rest of the lease of keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
     pub fn lease_left(&self, since: Option<Instant>) -> LeaseLeft {
         LeaseLeft::new(self.context.lease, since, self.upstream.may_be_to_router())
+    }
+
+    /// How long a statement with the keys of `candidate` may take: no longer than their lease. One that reserves nothing needs no lease, and
+    /// may wait as long as any other statement.
+    pub fn time_of(&self, candidate: &Candidate<'_>) -> Duration {
+        match candidate.keys.is_empty() {
+            true => self.context.lease.max(TIME_MAX),
+            false => self.context.lease,
+        }
     }
 
     /// Confirms takeovers by this Keyward's permit to write.

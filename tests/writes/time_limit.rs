@@ -66,3 +66,19 @@ async fn a_primary_gets_most_of_the_lease() {
     let limit = limit_in(&commands, "insert");
     assert!(LEASE / 2 < limit && limit < LEASE, "{limit}");
 }
+
+/// Nothing of it expires, so it may wait for a lock as long as any statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_reserves_nothing_needs_no_lease() {
+    let (cluster, database) = (Cluster::shared(), "limit_of_a_delete");
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let recorder = Recorder::start(cluster.router_address());
+    let keyward = Keyward::start_with_lease(&recorder.uri(), "20s", &constraint(database));
+    write(&keyward, database).await;
+    let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
+    let reply = run(&keyward.client().await, database, delete).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let limit = limit_in(&recorder.commands(), "delete");
+    assert!(LEASE < limit && 2 * limit < 60_000, "{limit}");
+}

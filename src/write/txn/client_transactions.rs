@@ -25,7 +25,7 @@ use super::on_shards::end_on_shards;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::{definite, reply};
+use crate::server::{code, definite, reply};
 use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
@@ -35,6 +35,8 @@ const MEMORY: Duration = Duration::from_secs(3600);
 /// How long a transaction is remembered after its commit was forwarded. After that, Keyward asks the server when the commit
 /// comes again.
 const MEMORY_OF_COMMITTED: Duration = Duration::from_secs(60);
+/// How long to wait until a majority confirms that a transaction isn't committed: as long as a driver's repeated commit waits for one.
+const CONFIRMED_WITHIN_MS: i32 = 10_000;
 /// After this many new transactions, expired ones are forgotten.
 const FORGET_EVERY: usize = 1 << 12;
 /// The most transactions that are remembered: far more than there can be clients at once.
@@ -260,8 +262,9 @@ impl StatementUnderWay<'_> {
 ///
 /// First Keyward ends the transaction by a command that fails in it. A replica set's answer shows whether the transaction was
 /// committed. If it wasn't, Keyward doesn't forward the commit: it could commit a transaction that a late statement starts only
-/// then. A router's answer doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward
-/// makes sure that no shard has the transaction open. Committed effects stay, and the router answers the commit.
+/// then. A majority must confirm that answer: a primary that was deposed meanwhile doesn't know of the commit. A router's answer
+/// doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward makes sure that no shard has
+/// the transaction open. Committed effects stay, and the router answers the commit.
 pub async fn commit_unseen(
     id: TransactionId,
     body: Doc<'_>,
@@ -276,10 +279,7 @@ pub async fn commit_unseen(
     Ok(match code {
         None => Some(in_doubt_reply(answer)),
         Some(code) if definite::of_decided_transaction(code) => None,
-        Some(_) if is_on_one_replica_set => {
-            let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
-            Some(refusal.body(&Times::default()))
-        }
+        Some(_) if is_on_one_replica_set => Some(confirmed_end(id, body, upstream).await?),
         Some(_) => end_on_shards(id.session, id.number, body, client, upstream).await?,
     })
 }
@@ -295,6 +295,28 @@ pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<
     append_fields(&mut command, body, &API)?;
     command.string("$db", b"keyward");
     Ok(upstream.run(&command.finish()).await?)
+}
+
+/// The reply to a commit whose transaction the primary of a replica set doesn't know. The server waits for a majority before it says so of
+/// an abort. Nothing of the transaction can be prepared there, so the abort undoes no half of it.
+async fn confirmed_end(id: TransactionId, body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
+    let mut command = Builder::new();
+    command.int32("abortTransaction", 1);
+    append_fields(&mut command, body, &["lsid", "txnNumber", "autocommit"])?;
+    append_fields(&mut command, body, &API)?;
+    command
+        .open(ElementType::EmbeddedDocument, b"writeConcern")
+        .string("w", b"majority")
+        .int32("wtimeout", CONFIRMED_WITHIN_MS)
+        .close();
+    command.string("$db", b"admin");
+    let answer = upstream.run(&command.finish()).await?;
+    let reply = Doc::new(&answer)?;
+    let is_aborted = reply::is_ok(reply)? || reply::code(reply)? == Some(code::NO_SUCH_TRANSACTION);
+    Ok(match is_aborted && reply::write_concern_error(reply)?.is_none() {
+        true => WriteRefusal::NoSuchTransaction { number: id.number }.body(&Times::default()),
+        false => in_doubt_reply(answer),
+    })
 }
 
 /// The reply to a commit if Keyward can't find out whether it may forward it. It carries no label for running the transaction

@@ -84,7 +84,7 @@ async fn try_once(
     let seen = match (read_document(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
         (Ok(None), Some(new_document)) => return insert_new(run, new_document).await,
-        (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
+        (Ok(None), None) => return answer_without_match(run).await,
         (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
     if let Some(error @ KeyError::Repeated { .. }) = &seen.document_keys.unindexable {
@@ -123,6 +123,17 @@ async fn try_once(
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
+}
+
+/// Answers a statement for which Keyward read no document. The server lets a read pass by transactions that it is about to commit, but a
+/// write waits for them. So the document may be there after the server's answer: then the statement begins anew.
+async fn answer_without_match(run: &mut StatementRun<'_, '_>) -> Result<InPlaceOutcome, ForwardError> {
+    let nothing = without_match(run).await?;
+    let is_no_match = matches!(nothing.outcome, Outcome::NotApplied(UnappliedReason::NoMatch));
+    if is_no_match && matches!(read_document(run).await?, Ok(Some(_))) {
+        return Ok(InPlaceOutcome::Again);
+    }
+    Ok(InPlaceOutcome::Ran(nothing.into()))
 }
 
 /// Reads the document that the statement matches, if there is one. If the server refuses, the error is the statement's result.

@@ -340,10 +340,8 @@ impl StatementRun<'_, '_> {
     async fn resolve_in_clients_transaction(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
             ReserveOutcome::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            ReserveOutcome::Held | ReserveOutcome::Refused(WriteRefusal::TimeLimit) => {
-                StatementResult::Refused(WriteRefusal::Conflict)
-            }
-            ReserveOutcome::Refused(refusal) => StatementResult::Refused(refusal),
+            // The transaction is over. With this error a driver runs it again, also where the cluster gave no sure answer.
+            ReserveOutcome::Held | ReserveOutcome::Refused(_) => StatementResult::Refused(WriteRefusal::Conflict),
         }
     }
 }

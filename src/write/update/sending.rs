@@ -9,6 +9,7 @@ use crate::raw::Doc;
 use crate::reservation::Event;
 use crate::server::reply::is_from_memory;
 use crate::write::forward::{self, Acknowledged, ForwardError, Sent};
+use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::first_try;
 
@@ -31,7 +32,8 @@ pub async fn send(
     rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
-    let left = run.op.lease_left(candidate.since);
+    let whole = run.op.time_of(candidate);
+    let left = LeaseLeft::new(whole, candidate.since, run.op.upstream.may_be_to_router());
     let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
@@ -39,9 +41,8 @@ pub async fn send(
     };
     let which = (run.statement.kind, run.index);
     WriteOp::assert_held([&*candidate]);
-    let lease = run.op.context.lease;
     let sent = forward::statement(run.op, which, rewritten, Acknowledged::ByMajority, Some(time));
-    let sent = forward::reply_within(lease, sent).await;
+    let sent = forward::reply_within(whole, sent).await;
     Ok(Some(sent.inspect_err(|_| run.op.note_in_doubt(candidate))?))
 }
 

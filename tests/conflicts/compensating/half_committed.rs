@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bson::{Document, doc};
-use testbed::{Cluster, Prepared};
+use testbed::{Cluster, Prepared, ReplicaSet};
 
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users_on, write_errors};
 use testkit::{Keyward, on_each_shard};
@@ -131,4 +131,47 @@ async fn is_given_up(database: &'static str, third: Document) {
         assert_eq!(updated.get_i32("nModified").unwrap(), 1, "{updated}");
     }
     assert_agreement(cluster, database, "email").await;
+}
+
+/// A read passes by a document whose transaction is about to commit, but a write waits for it, as without Keyward.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
+    let database = "half_committed_document";
+    let set = ReplicaSet::alone().unwrap();
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
+    set.run(database, doc! { "create": "users" }).unwrap();
+    let statement = |change: Document| {
+        let mut statement = doc! { "q": { "_id": 1 } };
+        statement.extend(change);
+        statement
+    };
+    let update = statement(doc! { "u": { "$set": { "email": "b@x" } } });
+    let update = doc! { "update": "users", "updates": [update] };
+    let find_and_modify =
+        doc! { "findAndModify": "users", "query": { "_id": 1 }, "update": { "$set": { "email": "c@x" } } };
+    let delete = doc! { "delete": "users", "deletes": [statement(doc! { "limit": 1 })] };
+    for command in [update, find_and_modify, delete] {
+        let undecided = Prepared::insert(&set, database, "users", user(1, "a@x")).unwrap();
+        let sent = tokio::spawn({
+            let (address, command) = (keyward.address.clone(), command.clone());
+            async move { send(&address, database, command).await }
+        });
+        while !Prepared::is_waited_for(&set, &format!("{database}.users")).unwrap() {
+            assert!(!sent.is_finished(), "{command}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        undecided.commit().unwrap();
+        let reply = sent.await.unwrap();
+        let n = reply
+            .get_i32("n")
+            .or_else(|_| reply.get_document("lastErrorObject").unwrap().get_i32("n"));
+        assert_eq!(n.unwrap(), 1, "{command}: {reply}");
+        // Directly: no other key is reserved then.
+        set.client()
+            .database(database)
+            .collection::<Document>("users")
+            .delete_many(doc! {})
+            .await
+            .unwrap();
+    }
 }

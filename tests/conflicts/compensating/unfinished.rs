@@ -1,6 +1,10 @@
 //! A client's transaction in which a statement was broken off: it has taken effect, and its reservations haven't. Whatever the
 //! client does, it isn't committed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use bson::{Binary, Document, doc, spec::BinarySubtype};
 use testbed::{Cluster, ReplicaSet, StandIn};
 
@@ -8,9 +12,12 @@ use crate::both::retries::behind;
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
 use crate::strategy::Strategy;
 use testkit::Keyward;
-use testkit::relay::Relay;
-use testkit::relay::wait_until;
+use testkit::altering::Altering;
+use testkit::relay::{Relay, insert_into, wait_until};
 use testkit::wire::send;
+
+/// The client's time limit for a `bulkWrite`.
+const LIMIT: Duration = Duration::from_millis(500);
 
 pub fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "region": "a", "email": email }
@@ -365,4 +372,113 @@ async fn a_write_concern_within_a_transaction_is_refused() {
         assert_eq!(reply.get(field), native.get(field), "{reply}");
     }
     assert_agreement(cluster, database, "email").await;
+}
+
+/// Keyward carries a `bulkWrite` out in parts. The server doesn't see that its time ends between two of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_write_whose_time_ends_in_its_midst_is_never_committed() {
+    let database = "unfinished_bulk";
+    let cluster = users(database);
+    let forwarder = Relay::start(cluster.router_address());
+    let keyward = behind(Strategy::Compensating, &forwarder, database);
+    let transaction = begin(&keyward.address, database);
+    let change =
+        doc! { "update": 0, "filter": { "_id": 1, "region": "a" }, "updateMods": { "$set": { "email": "d@x" } } };
+    let mut bulk = doc! {
+        "bulkWrite": 1, "ops": [{ "insert": 0, "document": user(3, "c@x") }, change],
+        "nsInfo": [{ "ns": format!("{database}.users") }], "maxTimeMS": LIMIT.as_millis() as i32,
+        "startTransaction": true,
+    };
+    bulk.extend(transaction.clone());
+    let held = forwarder.hold(&insert_into("users"));
+    let address = keyward.address.clone();
+    let began = Instant::now();
+    let writing = std::thread::spawn(move || send(&address, "admin", bulk).unwrap());
+    held.wait();
+    // The server counts from when it gets the command.
+    std::thread::sleep((began + LIMIT).saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+    drop(held);
+    let reply = writing.join().unwrap();
+    assert_eq!(reply.get_i32("code").ok(), Some(50), "{reply}");
+    is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    let found = send(
+        &keyward.address,
+        database,
+        doc! { "find": "users", "filter": { "_id": 3 } },
+    )
+    .unwrap();
+    let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    assert!(found.is_empty(), "{found:?}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// The transaction is over, and a driver runs it again only with this label.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_can_not_be_decided_ends_it_in_a_way_that_is_repeated() {
+    let database = "undecided_within";
+    let set = ReplicaSet::alone().unwrap();
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
+    let mut transaction = begin(&keyward.address, database);
+    let reply = send(&keyward.address, database, insert(vec![user(9, "z@x")], true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    // Past Keyward, so that its reservation stays.
+    let past = set
+        .client()
+        .database(database)
+        .collection::<Document>("users")
+        .delete_one(doc! { "_id": 9 })
+        .await;
+    assert_eq!(past.unwrap().deleted_count, 1);
+    let data = doc! {
+        "failCommands": ["find"], "errorCode": 6, "appName": "keyward",
+        "namespace": format!("{database}.keyward.users.email_1"),
+    };
+    let _failing = set.fail_point("failCommand", "alwaysOn", data).unwrap();
+    let change = doc! { "q": { "_id": 2 }, "u": [{ "$set": { "email": { "$concat": ["z", "@x"] } } }] };
+    let update = doc! { "update": "users", "updates": [change] };
+    for (number, mut command) in (1_i64..).zip([update, insert(vec![user(3, "z@x")], true)]) {
+        transaction.insert("txnNumber", number);
+        command.extend(transaction.clone());
+        command.insert("startTransaction", true);
+        let reply = send(&keyward.address, database, command).unwrap();
+        let labels = reply.get_array("errorLabels");
+        let labels = labels.unwrap_or_else(|_| panic!("{reply}"));
+        assert_eq!(labels, &["TransientTransactionError".into()], "{reply}");
+    }
+}
+
+/// A primary that was deposed meanwhile doesn't know of the commit: a majority must confirm that there was none.
+#[tokio::test(flavor = "multi_thread")]
+async fn that_one_was_not_committed_counts_only_if_a_majority_says_so() {
+    let database = "unfinished_elsewhere";
+    let set = ReplicaSet::shared();
+    let is_deposed = Arc::new(AtomicBool::new(false));
+    let altering = Altering::replies(set.primary().unwrap().address(), {
+        let is_deposed = is_deposed.clone();
+        move |request, reply| {
+            if request.contains_key("abortTransaction") && is_deposed.load(Ordering::SeqCst) {
+                let concern = request.get_document("writeConcern").unwrap();
+                assert_eq!(concern.get_str("w").unwrap(), "majority", "{request}");
+                let error = doc! { "code": 11602, "codeName": "InterruptedDueToReplStateChange", "errmsg": "deposed" };
+                reply.insert("writeConcernError", error);
+            }
+        }
+    });
+    let keyward = Keyward::start_with_lease(
+        &format!("{}?directConnection=true", altering.uri()),
+        "60s",
+        &EMAIL.replace("DB", database),
+    );
+    let mut transaction = begin(&keyward.address, database);
+    // No Keyward has seen it begin.
+    is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    is_deposed.store(true, Ordering::SeqCst);
+    transaction.insert("txnNumber", 2_i64);
+    let reply = commit(&keyward.address, &transaction);
+    assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{reply}");
+    assert_eq!(
+        reply.get_array("errorLabels").unwrap(),
+        &["RetryableWriteError".into()],
+        "{reply}"
+    );
 }

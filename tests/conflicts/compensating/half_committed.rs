@@ -138,7 +138,9 @@ async fn is_given_up(database: &'static str, third: Document) {
 async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
     let database = "half_committed_document";
     let set = ReplicaSet::alone().unwrap();
-    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
+    // On a replica set that isn't the default.
+    let compensating = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &compensating);
     set.run(database, doc! { "create": "users" }).unwrap();
     let statement = |change: Document| {
         let mut statement = doc! { "q": { "_id": 1 } };

@@ -61,15 +61,15 @@ impl Protected {
     /// If one constraint asks for a transaction, all use one, since a document is inserted once for all of them.
     pub fn strategy(&self) -> Strategy {
         let suits = match self.is_on_one_replica_set {
-            true => Strategy::Transaction,
+            true => Strategy::Strict,
             false => Strategy::Compensating,
         };
         let mut chosen = self
             .constraints
             .iter()
             .map(|proxy| proxy.constraint.strategy().unwrap_or(suits));
-        match chosen.any(|strategy| strategy == Strategy::Transaction) {
-            true => Strategy::Transaction,
+        match chosen.any(|strategy| strategy == Strategy::Strict) {
+            true => Strategy::Strict,
             false => Strategy::Compensating,
         }
     }
@@ -218,7 +218,7 @@ impl Protection for Catalog {
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
         let protected = self.protected(database, collection)?;
         let first = protected.constraints.first()?.constraint.name();
-        (protected.strategy() == Strategy::Transaction).then(|| first.to_owned())
+        (protected.strategy() == Strategy::Strict).then(|| first.to_owned())
     }
 
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {

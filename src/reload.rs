@@ -434,7 +434,7 @@ mod tests {
             with(|spec| spec.partial_filter_expression = Some(doc! { "email": { "$exists": true } })),
             with(|spec| spec.collation = Some(doc! { "locale": "en", "strength": 2 })),
             with(|spec| spec.sharding = Sharding::Ranged),
-            with(|spec| spec.strategy = Some(Strategy::Transaction)),
+            with(|spec| spec.strategy = Some(Strategy::Strict)),
             with(|spec| spec.strategy = Some(Strategy::Compensating)),
             with(|spec| spec.route = true),
             with(|spec| spec.on_violation = OnViolation::LeaveOut),

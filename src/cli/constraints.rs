@@ -273,7 +273,7 @@ fn set_strategy(file: &ConfigFile, named: &NamedConstraint, strategy: NewStrateg
     let NamedConstraint { namespace, name } = named;
     let strategy = match strategy {
         NewStrategy::Compensating => Strategy::Compensating,
-        NewStrategy::Strict => Strategy::Transaction,
+        NewStrategy::Strict => Strategy::Strict,
     };
     let changed = with_client(file, async |client: &Client| {
         Ok(known_constraints::set_strategy(client, namespace, name, strategy).await?)

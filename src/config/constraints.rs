@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(read(""), Ok(None));
         assert_eq!(read(", strategy: compensating"), Ok(Some(Strategy::Compensating)));
         for name in ["strict", "transaction"] {
-            assert_eq!(read(&format!(", strategy: {name}")), Ok(Some(Strategy::Transaction)));
+            assert_eq!(read(&format!(", strategy: {name}")), Ok(Some(Strategy::Strict)));
         }
         assert!(read(", strategy: lease").is_err_and(|error| error.contains("constraints[0].strategy: ")));
     }

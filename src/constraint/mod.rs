@@ -193,7 +193,7 @@ impl Constraint {
     /// The same constraint with `strategy: strict`.
     pub fn strict(&self) -> Constraint {
         let mut strict = self.clone();
-        strict.spec.strategy = Some(Strategy::Transaction);
+        strict.spec.strategy = Some(Strategy::Strict);
         strict
     }
 

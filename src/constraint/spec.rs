@@ -32,8 +32,8 @@ pub enum Strategy {
     /// Reserve, write, and release the reservation if the write failed.
     Compensating,
     /// Reserve and write in one transaction. A file may also state the name of earlier versions.
-    #[serde(rename = "strict", alias = "transaction")]
-    Transaction,
+    #[serde(alias = "transaction")]
+    Strict,
 }
 
 impl Strategy {
@@ -41,13 +41,13 @@ impl Strategy {
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Compensating => "compensating",
-            Strategy::Transaction => "strict",
+            Strategy::Strict => "strict",
         }
     }
 
     /// The strategy with this name in the cluster.
     pub fn of_stored_name(stored: &str) -> Option<Strategy> {
-        let known = [Strategy::Compensating, Strategy::Transaction];
+        let known = [Strategy::Compensating, Strategy::Strict];
         known.into_iter().find(|strategy| strategy.stored_name() == stored)
     }
 
@@ -55,7 +55,7 @@ impl Strategy {
     pub fn stored_name(self) -> &'static str {
         match self {
             Strategy::Compensating => "compensating",
-            Strategy::Transaction => "transaction",
+            Strategy::Strict => "transaction",
         }
     }
 }

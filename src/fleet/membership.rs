@@ -329,7 +329,7 @@ impl Membership {
     ) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut lacking = self.register.current().await?;
         lacking.retain(|entry| entry.lacks(namespace, identity));
-        if strategy == Strategy::Transaction {
+        if strategy == Strategy::Strict {
             for entry in lacking.iter_mut().filter(|entry| !entry.is_pinned) {
                 entry.is_pinned = self.register.pin(entry.id).await?;
             }

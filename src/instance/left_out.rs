@@ -56,7 +56,7 @@ impl LeftOutConstraints {
         let is_strict = |constraint: &&Arc<Constraint>| {
             let mut strict = self.0.iter().map(|(left_out, _)| left_out);
             strict.any(|left_out| {
-                left_out.namespace() == constraint.namespace() && left_out.strategy() == Some(Strategy::Transaction)
+                left_out.namespace() == constraint.namespace() && left_out.strategy() == Some(Strategy::Strict)
             })
         };
         let kept = constraints.map(|constraint| match is_strict(&constraint) {
@@ -186,7 +186,7 @@ mod tests {
     fn a_clients_constraint_of_the_name_is_served_in_its_place() {
         let may = IndexSpec {
             on_violation: OnViolation::LeaveOut,
-            strategy: Some(Strategy::Transaction),
+            strategy: Some(Strategy::Strict),
             ..IndexSpec::default()
         };
         let email = constraint("users", "email", may);
@@ -213,7 +213,7 @@ mod tests {
         let serving = left_out.serving(&[email], &list);
         let [served] = &serving[..] else { panic!("{serving:?}") };
         assert!(served.client_entry().is_some());
-        assert_eq!(served.strategy(), Some(Strategy::Transaction));
+        assert_eq!(served.strategy(), Some(Strategy::Strict));
     }
 
     /// The cluster has recorded the strategy for the whole collection. Without this, the other constraints couldn't start.
@@ -221,7 +221,7 @@ mod tests {
     fn the_strategy_of_a_collection_stays_when_the_constraint_that_chose_it_is_left_out() {
         let strict = IndexSpec {
             on_violation: OnViolation::LeaveOut,
-            strategy: Some(Strategy::Transaction),
+            strategy: Some(Strategy::Strict),
             ..IndexSpec::default()
         };
         let email = constraint("users", "email", strict);
@@ -237,6 +237,6 @@ mod tests {
         };
         assert!(left_out.add(&all, &Reports(vec![report])));
         let strategies: Vec<_> = left_out.taken_out_of(&all).iter().map(|one| one.strategy()).collect();
-        assert_eq!(strategies, [Some(Strategy::Transaction), None]);
+        assert_eq!(strategies, [Some(Strategy::Strict), None]);
     }
 }

@@ -38,7 +38,7 @@ pub async fn set_strategy(
     if let Some(removed) = constraints.iter().find(|one| one.removal.is_some()) {
         return Err(ChangeRefusal::BeingRemoved(removed.full_name()));
     }
-    if strategy == Strategy::Transaction {
+    if strategy == Strategy::Strict {
         check_can_be_strict(client, namespace, &constraints).await?;
     }
     let differs = |one: &KnownDefinition| one.strategy.as_deref() != Some(strategy.stored_name());

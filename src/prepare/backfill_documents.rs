@@ -197,7 +197,7 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
             }
             let (strategy, owner) = (protected.strategy(), &candidate.owner);
             // Nothing can be proved of an owner by a former shard key.
-            if strategy == Strategy::Transaction && !conflicting.owner.has_route_by(&protected.shard_key) {
+            if strategy == Strategy::Strict && !conflicting.owner.has_route_by(&protected.shard_key) {
                 return rerouted(protected, proxy, key, conflicting).await.map(|()| None);
             }
             let taken = proxy.take_over_absent(strategy, key, conflicting, owner, candidate.version());

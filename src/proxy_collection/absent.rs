@@ -25,7 +25,7 @@ impl ProxyCollection {
     ) -> Result<TakenOver, StoreError> {
         match strategy {
             Strategy::Compensating => self.take_over(key, seen, owner, version).await,
-            Strategy::Transaction => {
+            Strategy::Strict => {
                 let settled = self.settle_absent(key, seen, Some((owner, version.into())));
                 asking(ProxyRequest::TakeOver, &self.constraint, 1, settled).await
             }
@@ -42,7 +42,7 @@ impl ProxyCollection {
             return Ok(0);
         }
         match strategy {
-            Strategy::Transaction => self.delete_absent(&abandoned).await,
+            Strategy::Strict => self.delete_absent(&abandoned).await,
             Strategy::Compensating => {
                 let swept = self.delete(seen_filters(&abandoned));
                 asking(ProxyRequest::Release, &self.constraint, abandoned.len(), swept).await?;

@@ -102,7 +102,7 @@ impl ShardTask<'_> {
 
     /// Refuses a collection with strict constraints, in the cluster or in the file.
     fn check_strategy(&self, definitions: &[KnownDefinition]) -> Result<(), ShardRefusal> {
-        let strict = Strategy::Transaction;
+        let strict = Strategy::Strict;
         let mut of_file = self.of_file.iter().filter(|one| one.namespace() == self.namespace);
         if let Some(constraint) = of_file.find(|one| one.spec().strategy == Some(strict)) {
             return Err(ShardRefusal::Strict(constraint.full_name()));

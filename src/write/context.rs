@@ -10,7 +10,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpochs};
-use super::insert::transactional::Groups;
+use super::insert::strict::Groups;
 use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
 use crate::claims::AttemptRegistry;

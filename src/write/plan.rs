@@ -162,7 +162,7 @@ impl<'m> StatementPlan<'m> {
         } else if command.retry.is_some() && !statement.is_single {
             // The server refuses a retryable statement about many documents.
             Way::Forward
-        } else if protected.strategy() == Strategy::Transaction {
+        } else if protected.strategy() == Strategy::Strict {
             Way::InTransaction
         } else {
             let in_place = match statement.is_upsert {

@@ -8,7 +8,7 @@
 mod compensating;
 mod in_clients_transaction;
 mod sent_documents;
-pub mod transactional;
+pub mod strict;
 mod way;
 
 use std::collections::HashSet;
@@ -167,11 +167,11 @@ impl<'a> Insert<'a> {
     /// On one replica set, a transaction inserts all documents at once if no reservation is in the way. Otherwise Keyward
     /// claims the keys first.
     async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
-        let Some(transactional) = way.at_once(&self.op).filter(|_| self.stopped.is_none()) else {
+        let Some(strict) = way.at_once(&self.op).filter(|_| self.stopped.is_none()) else {
             return Ok(());
         };
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
-        let Some(sent) = Box::pin(transactional.insert_at_once(&mut self.op, &all)).await? else {
+        let Some(sent) = Box::pin(strict.insert_at_once(&mut self.op, &all)).await? else {
             return Ok(());
         };
         for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {
@@ -386,7 +386,7 @@ impl<'a> Insert<'a> {
 
     /// Creates the collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection.
     async fn create_for_takeover(&mut self, way: &InsertWay) -> Result<(), ForwardError> {
-        if let InsertWay::Transactional(_) = way
+        if let InsertWay::Strict(_) = way
             && let CollectionCheck::Refused(reply) = self.op.create_if_absent().await?
         {
             self.stopped.get_or_insert(Stopped::Whole(reply.body));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::compensating;
 use super::sent_documents::SentDocuments;
-use super::transactional::Transactional;
+use super::strict::StrictInsert;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
 use crate::write::forward::ForwardError;
@@ -18,7 +18,7 @@ pub enum InsertWay {
     /// Keyward forwards them within the lease of their keys, and releases the keys of documents that the server refuses.
     Compensating,
     /// A transaction inserts them. It takes effect only if their keys are reserved for them then.
-    Transactional(Transactional),
+    Strict(StrictInsert),
 }
 
 impl InsertWay {
@@ -27,17 +27,17 @@ impl InsertWay {
     pub fn of_slice(op: &WriteOp<'_>, first: usize, candidates: &[Candidate<'_>]) -> InsertWay {
         let has_keys = candidates.iter().any(|candidate| !candidate.keys.is_empty());
         match op.protected.strategy() {
-            Strategy::Transaction if has_keys => InsertWay::Transactional(Transactional::new(op, first)),
-            Strategy::Transaction | Strategy::Compensating => InsertWay::Compensating,
+            Strategy::Strict if has_keys => InsertWay::Strict(StrictInsert::new(op, first)),
+            Strategy::Strict | Strategy::Compensating => InsertWay::Compensating,
         }
     }
 
     /// The transactions that can insert documents together with their reservations: only strict ones, and only if all data is
     /// on one replica set.
-    pub fn at_once(&self, op: &WriteOp<'_>) -> Option<&Transactional> {
+    pub fn at_once(&self, op: &WriteOp<'_>) -> Option<&StrictInsert> {
         match self {
-            InsertWay::Transactional(transactional) if op.protected.is_on_one_replica_set => Some(transactional),
-            InsertWay::Transactional(_) | InsertWay::Compensating => None,
+            InsertWay::Strict(strict) if op.protected.is_on_one_replica_set => Some(strict),
+            InsertWay::Strict(_) | InsertWay::Compensating => None,
         }
     }
 
@@ -49,7 +49,7 @@ impl InsertWay {
         match self {
             InsertWay::Compensating => compensating::insert(op, ready).await,
             // Boxed: its state is several times that of a compensating insert.
-            InsertWay::Transactional(transactional) => Box::pin(transactional.insert(op, ready)).await,
+            InsertWay::Strict(strict) => Box::pin(strict.insert(op, ready)).await,
         }
     }
 
@@ -64,7 +64,7 @@ impl InsertWay {
     ) -> Result<HashSet<usize>, Failure> {
         match self {
             InsertWay::Compensating => done_before(op, duplicates).await,
-            InsertWay::Transactional(transactional) => transactional.inserted_before(op, duplicates).await,
+            InsertWay::Strict(strict) => strict.inserted_before(op, duplicates).await,
         }
     }
 
@@ -75,7 +75,7 @@ impl InsertWay {
             InsertWay::Compensating => {
                 candidate.attempt.may_forward() && op.lease_left(candidate.since).is_too_little()
             }
-            InsertWay::Transactional(_) => false,
+            InsertWay::Strict(_) => false,
         }
     }
 }

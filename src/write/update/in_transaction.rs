@@ -95,7 +95,7 @@ impl StatementRun<'_, '_> {
     /// Creates an upsert's collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection. Returns
     /// the server's refusal.
     async fn create_for_takeover(&mut self) -> Result<Option<StatementResult>, ForwardError> {
-        let is_strict = self.op.protected.strategy() == Strategy::Transaction;
+        let is_strict = self.op.protected.strategy() == Strategy::Strict;
         if !self.statement.is_upsert || !is_strict {
             return Ok(None);
         }

@@ -197,7 +197,7 @@ async fn an_owner_whose_id_the_server_cuts_within_a_character_keeps_no_stale_res
     let reserved = trial.proxy.reserve(&[(&stale, &long, of_backfill)]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
     let seen = trial.proxy.read(&[&stale]).await.unwrap().remove(0).unwrap();
-    let swept = trial.proxy.sweep(Strategy::Transaction, vec![(&stale, &seen)]).await;
+    let swept = trial.proxy.sweep(Strategy::Strict, vec![(&stale, &seen)]).await;
     assert_eq!(swept.unwrap(), 1);
 }
 

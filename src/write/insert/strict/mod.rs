@@ -30,13 +30,13 @@ use crate::write::txn::Failure;
 use crate::write::retry::inserted::{end_first_try, is_retry};
 pub use group_commit::Groups;
 use progress::InsertProgress;
-pub use transaction::Transactional;
+pub use transaction::StrictInsert;
 use transaction::{ReservationMode, TransactionOutcome};
 
 /// How often Keyward's own reservation may be missing in a read: a router may lag behind.
 const MISSING_MAX: u32 = 20;
 
-impl Transactional {
+impl StrictInsert {
     /// Inserts all of `candidates` with their reservations, none of which may exist yet. `None` if that isn't possible and the
     /// try had no effect.
     ///

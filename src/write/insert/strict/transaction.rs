@@ -35,7 +35,7 @@ const CHECKED_AT_ONCE: usize = 500;
 
 /// The transactions that insert the documents of one slice of an `insert`.
 #[derive(Debug)]
-pub struct Transactional {
+pub struct StrictInsert {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
     pub(super) first: Option<RetryId>,
     /// The moment when Keyward gives up; each slice has its own time, unless the client set a limit.
@@ -81,10 +81,10 @@ pub(super) enum TransactionOutcome {
     Conflict,
 }
 
-impl Transactional {
+impl StrictInsert {
     /// For the slice of the command that begins at `first`.
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
-        Transactional {
+        StrictInsert {
             first: op.command.retry_id(first),
             give_up: op.client_deadline.unwrap_or_else(end_of_time),
         }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bson::spec::ElementType;
 
 use super::group_commit::{Done, GroupTerms, GroupTurn, Member, Size};
-use super::transaction::{Load, ReservationMode, TransactionOutcome, Transactional, own_transaction};
+use super::transaction::{Load, ReservationMode, StrictInsert, TransactionOutcome, own_transaction};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields, asks_beyond_majority};
 use crate::raw::Malformed;
@@ -17,7 +17,7 @@ use crate::write::txn::Failure;
 /// Longer terms are not compared: hardly any other insert has the same long `comment`, for example.
 const TERMS_MAX: usize = 4096;
 
-impl Transactional {
+impl StrictInsert {
     /// Inserts `these` in one transaction, alone or in a group.
     pub(super) async fn try_in_group(
         &self,

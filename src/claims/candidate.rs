@@ -334,7 +334,7 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
         None => bson::oid::ObjectId::new().bytes(),
         Some(_) => {
             let stable = Token {
-                attempt: crate::reservation::AttemptId([0; 16]),
+                write: crate::reservation::WriteId([0; 16]),
                 ..token
             };
             let digest = xxhash_rust::xxh3::xxh3_128(&stable.to_bytes()).to_be_bytes();
@@ -356,7 +356,7 @@ mod tests {
     use super::*;
     use crate::constraint::{Constraint, IndexSpec};
     use crate::namespace::Namespace;
-    use crate::reservation::AttemptId;
+    use crate::reservation::WriteId;
 
     /// A candidate with the keys 1 and 2, both held.
     fn candidate() -> Candidate<'static> {
@@ -369,7 +369,7 @@ mod tests {
         let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
         let keys = keys.into_iter().map(|key| ConstrainedKey { constraint: 0, key });
         let token = Token {
-            attempt: AttemptId([1; 16]),
+            write: WriteId([1; 16]),
             position: 0,
             retry_id: None,
         };

@@ -3,14 +3,14 @@
 //! A [`Candidate`] is a document on its way to its keys. [`advance_attempts`] runs the effects that its attempt asks for, until the
 //! document may be written, waits for a conflicting attempt, or its attempt has ended. [`crate::reservation`] alone decides.
 
-mod attempt_registry;
 mod candidate;
 mod effects;
 mod takeover_check;
+mod writes_under_way;
 
-pub use attempt_registry::{AttemptGuard, AttemptRegistry, unregistered_token};
 pub use candidate::{
     Candidate, ConstrainedKey, KeysOfDocument, anticipate, keys_of, keys_of_new, keys_under, owner_of, with_id,
 };
 pub use effects::{advance_attempts, run_releases};
 pub use takeover_check::TakeoverCheck;
+pub use writes_under_way::{WriteGuard, WritesUnderWay, unregistered_token};

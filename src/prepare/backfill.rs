@@ -17,12 +17,12 @@ use super::position::BackfillPosition;
 use super::report::{Report, UnindexableDocument};
 use super::writes_at_work;
 use crate::catalog::Protected;
-use crate::claims::{AttemptRegistry, Candidate};
+use crate::claims::{Candidate, WritesUnderWay};
 use crate::constraint::{DuplicateKey, Key};
 use crate::progress::Progress;
 use crate::proxy_collection::StoreError;
 use crate::raw::Doc;
-use crate::reservation::{AttemptId, Token};
+use crate::reservation::{Token, WriteId};
 
 /// How many documents one batch reads and reserves. The larger the batch, the nearer to each other are the reservations
 /// that the server writes in sequence.
@@ -124,7 +124,7 @@ async fn backfill_batch(
     position: usize,
     batch: &[RawDocumentBuf],
 ) -> Result<BatchViolations, StoreError> {
-    let guard = AttemptRegistry::default().begin();
+    let guard = WritesUnderWay::default().begin();
     let constraint = &protected.constraints[position].constraint;
     let (mut wanted, mut violations) = (Vec::new(), BatchViolations::default());
     for (index, document) in batch.iter().enumerate() {
@@ -163,12 +163,12 @@ async fn backfill_batch(
 fn candidates<'a>(
     protected: &Protected,
     position: usize,
-    attempt: AttemptId,
+    write: WriteId,
     index: usize,
     document: &'a RawDocumentBuf,
 ) -> Result<Vec<Candidate<'a>>, UnindexableDocument> {
     let token = Token {
-        attempt,
+        write,
         position: u32::try_from(index).unwrap_or(u32::MAX),
         retry_id: None,
     };

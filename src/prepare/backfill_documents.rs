@@ -16,7 +16,7 @@ use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, advance_attempts, 
 use crate::constraint::{Key, Strategy};
 use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
 use crate::raw::Doc;
-use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
+use crate::reservation::{Ended, Event, NotHeld, Scope, WriteId};
 
 /// How long to wait before claiming a key again that another attempt has in flight.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -46,14 +46,14 @@ impl TakeoverCheck for OfDefinition<'_> {
     }
 }
 
-/// Reserves the keys of `candidates` under tokens of `attempt`, and returns the outcome of each. Each candidate has one
+/// Reserves the keys of `candidates` under tokens of `write`, and returns the outcome of each. Each candidate has one
 /// key, and all keys are of the same constraint.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no definite answer about some key.
 pub async fn backfill_documents<'a>(
     protected: &Protected,
-    attempt: AttemptId,
+    write: WriteId,
     candidates: Vec<Candidate<'a>>,
 ) -> Result<Vec<(Candidate<'a>, BackfillOutcome)>, StoreError> {
     let mut pending = candidates;
@@ -95,7 +95,7 @@ pub async fn backfill_documents<'a>(
                 None => changed.push(candidate),
             }
         }
-        let is_early = !changed.is_empty() || awaited.iter().any(|conflicting| conflicting.attempt != attempt);
+        let is_early = !changed.is_empty() || awaited.iter().any(|conflicting| conflicting.write != write);
         changed.iter_mut().for_each(Candidate::restart);
         left.append(&mut changed);
         pending = left;

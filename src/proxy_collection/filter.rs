@@ -78,7 +78,7 @@ mod tests {
     use crate::constraint::{Constraint, IndexSpec, Sharding};
     use crate::namespace::Namespace;
     use crate::raw::Doc;
-    use crate::reservation::AttemptId;
+    use crate::reservation::WriteId;
 
     fn keys(sharding: Sharding) -> Vec<Key> {
         let spec = IndexSpec {
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_filter_for_one_key_names_its_id_alone() {
         let keys = keys(Sharding::Hashed);
-        let filter = Document::try_from(&token_filter(&keys[0], Token::of(AttemptId([1; 16])))).unwrap();
+        let filter = Document::try_from(&token_filter(&keys[0], Token::of(WriteId([1; 16])))).unwrap();
         assert_eq!(filter.keys().collect::<Vec<_>>(), ["_id", "token"]);
         assert!(filter.get_document("_id").unwrap().contains_key("h"));
     }

@@ -17,7 +17,7 @@ use super::reservation::token_value;
 use super::writing::{PATIENCE_MS, each_alone};
 use super::{Fitting, KEYS_MAX, ProxyCollection, Reservation, StoreError, find_reservations, key_of, seen_filter};
 use crate::constraint::Key;
-use crate::reservation::{AttemptId, Token};
+use crate::reservation::{Token, WriteId};
 
 /// The limits of one command: the keys may be long, and a query takes 16 MB.
 const COMMAND_MAX: Fitting = Fitting {
@@ -39,13 +39,13 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer. Then some may be renewed, and no harm is done.
     pub async fn renew(&self, seen: &[(&Key, &Reservation)]) -> Result<Vec<bool>, StoreError> {
-        let attempt = AttemptId(rand::random());
+        let write = WriteId(rand::random());
         let mut renewed = Vec::with_capacity(seen.len());
         for seen in COMMAND_MAX.parts(seen, |(key, _)| key.reservation_id().as_bytes().len()) {
             // The statement stays: a driver's retry recognises its first try by it.
             let seen = seen.iter().copied();
             let renewals: Vec<Renewal<'_>> = seen
-                .map(|(key, seen)| (key, seen, Token { attempt, ..seen.token }))
+                .map(|(key, seen)| (key, seen, Token { write, ..seen.token }))
                 .collect();
             renewed.extend(self.renew_together(&renewals).await?);
         }

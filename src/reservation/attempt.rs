@@ -394,7 +394,7 @@ impl Event {
 /// already met a duplicate, so it doesn't wait for any other outcome.
 fn contested_by_earlier_sibling(claims: &[Claim], me: Token) -> Option<Token> {
     claims.iter().find_map(|claim| match claim {
-        Claim::Contested { conflicting } if conflicting.attempt == me.attempt && conflicting.position < me.position => {
+        Claim::Contested { conflicting } if conflicting.write == me.write && conflicting.position < me.position => {
             Some(*conflicting)
         }
         _ => None,

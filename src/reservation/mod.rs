@@ -20,7 +20,7 @@ mod token;
 
 pub use attempt::{Attempt, Ended, NotHeld};
 pub use claim::{Age, ConflictingReservation, Scope};
-pub use token::{AttemptId, RetryId, Token};
+pub use token::{RetryId, Token, WriteId};
 
 /// The next action of an attempt's executor. A key is its position in the list that the attempt began with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,12 +1,12 @@
 //! Defines tokens, which identify the attempt that wrote a reservation, and retry ids, which identify a retryable statement.
 //!
-//! Every attempt has its own id, so a change that names a token affects only that attempt's reservations. If the
-//! client's driver may retry the statement, the token holds its retry id, too. A retry through any Keyward then recognises the
-//! reservation of its first try.
+//! Every write has its own id, and every attempt of a write its position. So a change that names a token affects only that
+//! attempt's reservations. If the client's driver may retry the statement, the token holds its retry id, too. A retry through any
+//! Keyward then recognises the reservation of its first try.
 
-/// One attempt at one client command: random, never used again.
+/// One try of a client's command, of one of its statements, or of a batch of a backfill: random, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AttemptId(pub [u8; 16]);
+pub struct WriteId(pub [u8; 16]);
 
 /// A statement of a retryable write. The server itself recognises a retry by these fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,8 +22,8 @@ pub struct RetryId {
 /// Identifies the attempt that wrote a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token {
-    /// The attempt.
-    pub attempt: AttemptId,
+    /// The write whose document it is.
+    pub write: WriteId,
     /// The document's position in the command, so that two documents of one command conflict like any others.
     pub position: u32,
     /// The retry id of the attempt's statement, if the driver may retry it.
@@ -34,13 +34,13 @@ const PLAIN: usize = 16 + 4;
 const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
-    /// Represents an unknown attempt that has written in a transaction that is still open.
-    pub const UNKNOWN: Token = Token::of(AttemptId([0; 16]));
+    /// Represents an unknown write that has written in a transaction that is still open.
+    pub const UNKNOWN: Token = Token::of(WriteId([0; 16]));
 
-    /// The token of an attempt at position 0, without a retry id.
-    pub const fn of(attempt: AttemptId) -> Token {
+    /// The token of a write's attempt at position 0, without a retry id.
+    pub const fn of(write: WriteId) -> Token {
         Token {
-            attempt,
+            write,
             position: 0,
             retry_id: None,
         }
@@ -49,7 +49,7 @@ impl Token {
     /// The token as a reservation holds it: 20 bytes, or 48 with a retry id; numbers little-endian.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(RETRYABLE);
-        bytes.extend_from_slice(&self.attempt.0);
+        bytes.extend_from_slice(&self.write.0);
         bytes.extend_from_slice(&self.position.to_le_bytes());
         if let Some(retry_id) = self.retry_id {
             bytes.extend_from_slice(&retry_id.session);
@@ -61,7 +61,7 @@ impl Token {
 
     /// Reads a token from `bytes`; `None` if [`Token::to_bytes`] can't have written them.
     pub fn from_bytes(bytes: &[u8]) -> Option<Token> {
-        let (attempt, rest) = bytes.split_first_chunk::<16>()?;
+        let (write, rest) = bytes.split_first_chunk::<16>()?;
         let (position, rest) = rest.split_first_chunk::<4>()?;
         let retry_id = match bytes.len() {
             PLAIN => None,
@@ -77,7 +77,7 @@ impl Token {
             _ => return None,
         };
         Some(Token {
-            attempt: AttemptId(*attempt),
+            write: WriteId(*write),
             position: u32::from_le_bytes(*position),
             retry_id,
         })
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn bytes_round_trip() {
         let plain = Token {
-            attempt: AttemptId([7; 16]),
+            write: WriteId([7; 16]),
             position: 3,
             retry_id: None,
         };
@@ -124,12 +124,12 @@ mod tests {
             statement: 0,
         };
         let first = Token {
-            attempt: AttemptId([1; 16]),
+            write: WriteId([1; 16]),
             position: 0,
             retry_id: Some(retry_id),
         };
         let retry = Token {
-            attempt: AttemptId([2; 16]),
+            write: WriteId([2; 16]),
             ..first
         };
         let sibling = Token {

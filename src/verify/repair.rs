@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Verification;
 use super::documents::Fault;
-use crate::claims::{AttemptRegistry, Candidate, ConstrainedKey};
+use crate::claims::{Candidate, ConstrainedKey, WritesUnderWay};
 use crate::constraint::Key;
 use crate::prepare::{BackfillOutcome, backfill_documents, is_defined_as_here};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
@@ -41,7 +41,7 @@ impl Verification<'_> {
 
     /// Reserves a document's key, as backfill does.
     async fn reserve(&self, key: &Key, owner: &Owner) -> Result<Repaired, StoreError> {
-        let guard = AttemptRegistry::default().begin();
+        let guard = WritesUnderWay::default().begin();
         let attempt = guard.id();
         let key = ConstrainedKey {
             constraint: self.position,
@@ -70,7 +70,7 @@ impl Verification<'_> {
         if !is_defined_as_here(self.protected, self.proxy).await? {
             return Ok(Repaired::No);
         }
-        let guard = AttemptRegistry::default().begin();
+        let guard = WritesUnderWay::default().begin();
         let token = Token::of(guard.id());
         // The strategy's proof that a write can't come any more.
         let strategy = self.protected.strategy();

@@ -13,7 +13,7 @@ use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpochs};
 use super::insert::strict::Groups;
 use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
-use crate::claims::AttemptRegistry;
+use crate::claims::WritesUnderWay;
 use crate::fleet::Enforced;
 use crate::haste::{self, hastened};
 use crate::limits::Limits;
@@ -35,8 +35,8 @@ pub struct Context {
     pub(super) catalog: ArcSwap<Catalog>,
     /// How long Keyward presumes a reservation in flight if its owner doesn't exist yet.
     pub(super) lease: Duration,
-    /// The attempts under way in this process.
-    pub(super) attempts: AttemptRegistry,
+    /// The writes under way in this process.
+    pub(super) writes: WritesUnderWay,
     pub(super) epochs: CatalogEpochs,
     /// The constraints that are enforced.
     pub enforced: Enforced,
@@ -60,7 +60,7 @@ impl Context {
         Context {
             catalog: ArcSwap::new(catalog),
             lease,
-            attempts: AttemptRegistry::default(),
+            writes: WritesUnderWay::default(),
             epochs: CatalogEpochs::new(lease),
             enforced: Enforced::default(),
             has_users,

@@ -42,7 +42,7 @@ impl WriteOp<'_> {
                 return ReserveOutcome::Refused(WriteRefusal::TimeLimit);
             }
             let wait = back_off.next().min(left);
-            self.context.attempts.wait_for(conflicting.attempt, wait).await;
+            self.context.writes.wait_for(conflicting.write, wait).await;
             candidate.step(&Event::WaitOver);
         }
     }

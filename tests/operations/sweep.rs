@@ -12,7 +12,7 @@ use keyward::catalog::Catalog;
 use keyward::constraint::{Constraint, IndexSpec};
 use keyward::metrics::Metrics;
 use keyward::namespace::Namespace;
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 use keyward::sweep;
 use testbed::Cluster;
 use testkit::Keyward;
@@ -35,7 +35,7 @@ fn abandoned(email: &str, owner: i32, at: u32) -> Document {
         .unwrap()
         .remove(0);
     let token = Token {
-        attempt: AttemptId([owner as u8; 16]),
+        write: WriteId([owner as u8; 16]),
         position: 0,
         retry_id: None,
     }

@@ -7,7 +7,7 @@ use bson::{Binary, Bson, Document, Timestamp, doc, rawdoc, spec::BinarySubtype};
 use keyward::constraint::{Constraint, IndexSpec};
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 use testbed::{Cluster, ReplicaSet};
 use testkit::wire::send;
 use testkit::{Keyward, assert_documents_and_reservations_agree, assert_same_answer, comparable, run, shard_on_two};
@@ -285,7 +285,7 @@ async fn abandon(cluster: &Cluster, database: &str, id: i32) {
     let document = thing(id, "a").to_vec().unwrap();
     let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
     let token = Token {
-        attempt: AttemptId(rand::random()),
+        write: WriteId(rand::random()),
         position: 0,
         retry_id: None,
     };

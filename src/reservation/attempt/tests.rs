@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::reservation::{Age, AttemptId, ConflictingReservation, RetryId, Scope};
+use crate::reservation::{Age, ConflictingReservation, RetryId, Scope, WriteId};
 
-fn token(attempt: u8) -> Token {
+fn token(write: u8) -> Token {
     Token {
-        attempt: AttemptId([attempt; 16]),
+        write: WriteId([write; 16]),
         position: 0,
         retry_id: None,
     }
@@ -500,7 +500,7 @@ fn a_write_never_goes_on_without_one_of_its_keys() {
         conflicting: Token::UNKNOWN,
     };
     let attempt = Attempt::claiming(
-        Token::of(AttemptId([1; 16])),
+        Token::of(WriteId([1; 16])),
         BTreeSet::new(),
         vec![Claim::Held, contested],
     );

@@ -21,7 +21,7 @@ use super::back_off::BackOff;
 use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
 use super::retry::server_memory::positions_done_before;
-use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
+use crate::claims::{Candidate, ConstrainedKey, WriteGuard, advance_attempts, anticipate};
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
@@ -43,7 +43,7 @@ const RESTARTS_MAX: u32 = 3;
 /// One `insert` in progress.
 struct Insert<'a> {
     op: WriteOp<'a>,
-    guard: AttemptGuard,
+    guard: WriteGuard,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -61,7 +61,7 @@ enum Stopped {
 pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {
-        guard: op.context.attempts.begin(),
+        guard: op.context.writes.begin(),
         op,
         restarts: 0,
         reply: WriteReply::default(),
@@ -193,7 +193,7 @@ impl<'a> Insert<'a> {
         let mut candidates = Vec::with_capacity(positions.len());
         for position in positions {
             let token = Token {
-                attempt: self.guard.id(),
+                write: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
                 retry_id: self.op.command.retry_id(position),
             };
@@ -398,7 +398,7 @@ impl<'a> Insert<'a> {
     /// is over, refuses the command instead.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.guard.id();
-        if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
+        if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.write != own) {
             let left = self
                 .op
                 .client_deadline
@@ -409,8 +409,8 @@ impl<'a> Insert<'a> {
             let at_most = back_off.next();
             self.op
                 .context
-                .attempts
-                .wait_for(conflicting.attempt, left.map_or(at_most, |left| at_most.min(left)))
+                .writes
+                .wait_for(conflicting.write, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
         }
         end_waits(pending);

@@ -105,7 +105,7 @@ async fn try_once(
         PlannedChange::Unindexable(error) => return run.meet_unindexable(error).await,
         PlannedChange::TooLarge => return Ok(InPlaceOutcome::Ran(too_large(run).await?)),
     };
-    let guard = run.op.context.attempts.begin();
+    let guard = run.op.context.writes.begin();
     let token = run.token(&guard);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);

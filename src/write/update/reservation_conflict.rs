@@ -13,7 +13,7 @@ use crate::write::reserve::ReserveOutcome;
 /// Resolves the conflict. Waits for other attempts at the key until Keyward gives up. If the key can be held it is free now,
 /// and Keyward may try the transaction again.
 pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> ReserveOutcome {
-    let guard = op.context.attempts.begin();
+    let guard = op.context.writes.begin();
     let token = Token::of(guard.id());
     let key = conflict.key.clone();
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), conflict.owner.clone(), vec![key]);

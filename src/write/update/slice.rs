@@ -28,7 +28,7 @@ use super::result::StatementResult;
 use super::sending::InPlaceOutcome;
 use super::statement_run::StatementRun;
 use crate::catalog::Protected;
-use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, run_releases};
+use crate::claims::{Candidate, ConstrainedKey, WriteGuard, advance_attempts, run_releases};
 use crate::command::filter_rewriting::equality;
 use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Statement;
@@ -65,7 +65,7 @@ struct PreparedStatement {
     rewritten: Vec<u8>,
     seen: DocumentAsRead,
     /// `None` once the statement has its outcome.
-    guard: Option<AttemptGuard>,
+    guard: Option<WriteGuard>,
     frees_old: bool,
 }
 
@@ -105,7 +105,7 @@ impl Slice {
         }
         let mut lost = Vec::new();
         for ((index, statement), (seen, change)) in statements.into_iter().zip(changes) {
-            let guard = op.context.attempts.begin();
+            let guard = op.context.writes.begin();
             let token = StatementRun::new(op, index, statement).token(&guard);
             let owner = seen.document_keys.owner.clone();
             let candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), owner, change.new);

@@ -1,7 +1,7 @@
 //! Holds one statement in progress, with everything needed to run it.
 
 use super::evaluation::Places;
-use crate::claims::AttemptGuard;
+use crate::claims::WriteGuard;
 use crate::command::statement::Statement;
 use crate::reservation::{RetryId, Token};
 use crate::write::operation::WriteOp;
@@ -35,10 +35,10 @@ impl<'r, 'a> StatementRun<'r, 'a> {
         }
     }
 
-    /// The token of the attempt `guard` at the statement's keys.
-    pub fn token(&self, guard: &AttemptGuard) -> Token {
+    /// The token of the statement's attempt in the write of `guard`.
+    pub fn token(&self, guard: &WriteGuard) -> Token {
         Token {
-            attempt: guard.id(),
+            write: guard.id(),
             position: u32::try_from(self.index).unwrap_or(u32::MAX),
             retry_id: self.retry_id,
         }

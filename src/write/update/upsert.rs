@@ -24,7 +24,7 @@ use crate::write::reserve::ReserveOutcome;
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
 pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result<InPlaceOutcome, ForwardError> {
-    let guard = run.op.context.attempts.begin();
+    let guard = run.op.context.writes.begin();
     let mut candidate = match Candidate::new(run.op.protected, run.token(&guard), fields) {
         Ok(candidate) => candidate,
         Err(error) => return run.meet_unindexable(error).await,

@@ -7,7 +7,7 @@ use bson::{Binary, Bson, Document, Timestamp, doc, spec::BinarySubtype};
 use keyward::constraint::{Constraint, IndexSpec};
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 use testbed::{Cluster, ReplicaSet};
 
 use crate::strategy::{PHONE, Strategy};
@@ -50,7 +50,7 @@ impl Abandoned {
         let document = doc! { "email": self.email }.to_vec().unwrap();
         let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
         let token = Token {
-            attempt: AttemptId(rand::random()),
+            write: WriteId(rand::random()),
             position: 0,
             retry_id: None,
         };

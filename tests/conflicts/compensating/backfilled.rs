@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, RawBson, doc, rawdoc};
 use keyward::catalog::Protected;
-use keyward::claims::{AttemptRegistry, Candidate};
+use keyward::claims::{Candidate, WritesUnderWay};
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::metrics::Metrics;
 use keyward::namespace::Namespace;
@@ -44,16 +44,16 @@ fn user(id: i32, email: &str) -> Document {
 
 /// What becomes of the document's keys, as it was read.
 async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
-    let under_way = AttemptRegistry::default().begin();
-    let attempt = under_way.id();
+    let under_way = WritesUnderWay::default().begin();
+    let write = under_way.id();
     let token = Token {
-        attempt,
+        write,
         position: 0,
         retry_id: None,
     };
     let bytes = document.to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
-    let outcomes = backfill_documents(protected, attempt, wanted).await.unwrap();
+    let outcomes = backfill_documents(protected, write, wanted).await.unwrap();
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
@@ -168,7 +168,7 @@ async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
         id: RawBson::Int32(1),
         route: Some(rawdoc! { "region": "b" }),
     };
-    let version = ReservationVersion::from(Token::of(AttemptRegistry::default().begin().id()));
+    let version = ReservationVersion::from(Token::of(WritesUnderWay::default().begin().id()));
     let reserved = store.reserve(&[(&key, &elsewhere, version)]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
     assert_eq!(backfilled(&protected, &there).await, [BackfillOutcome::Reserved]);
@@ -212,7 +212,7 @@ async fn what_a_backfill_relies_on_is_not_hit_by_an_earlier_judgement() {
             id: RawBson::Int32(2),
             route: None,
         };
-        let token = Token::of(AttemptRegistry::default().begin().id());
+        let token = Token::of(WritesUnderWay::default().begin().id());
         let taken = store.take_over(&key, &seen, &other, token).await.unwrap();
         assert_eq!(taken, TakenOver::Changed);
         store.release_seen(&[(&key, &seen)]).await.unwrap();
@@ -254,9 +254,9 @@ async fn nothing_is_taken_over_by_a_definition_that_was_replaced() {
     let former = prepared(&past, &former, LEASE, &Metrics::new(&former)).await.unwrap();
     let second = doc! { "_id": 2, "region": "z", "email": "a@x", "active": true };
     run(&past, database, insert(vec![second.clone()], true)).await;
-    let (attempt, bytes) = (AttemptRegistry::default().begin().id(), second.to_vec().unwrap());
-    let wanted = Candidate::one_for_each_key(&former[0], 0, Token::of(attempt), Doc::new(&bytes).unwrap()).unwrap();
-    assert!(backfill_documents(&former[0], attempt, wanted).await.is_err());
+    let (write, bytes) = (WritesUnderWay::default().begin().id(), second.to_vec().unwrap());
+    let wanted = Candidate::one_for_each_key(&former[0], 0, Token::of(write), Doc::new(&bytes).unwrap()).unwrap();
+    assert!(backfill_documents(&former[0], write, wanted).await.is_err());
     let (store, key) = store_of_email(cluster, database);
     assert_eq!(reservation(&store, &key).await.owner.id, RawBson::Int32(1));
     let other = run(&keyward.client().await, database, insert(vec![user(3, "a@x")], true)).await;

@@ -8,7 +8,7 @@ use futures_util::TryStreamExt;
 use keyward::namespace::Namespace;
 use keyward::proxy_collection::{Owner, TakenOver};
 use keyward::raw::{Builder, Doc};
-use keyward::reservation::{AttemptId, Scope, Token};
+use keyward::reservation::{Scope, Token, WriteId};
 use testbed::ReplicaSet;
 
 use crate::compensating::{insert, keyward, users, write_errors};
@@ -241,7 +241,7 @@ async fn an_absent_owners_placeholder_is_deleted_by_the_index_on_ids() {
         route: None,
     };
     let token = Token {
-        attempt: AttemptId([1; 16]),
+        write: WriteId([1; 16]),
         position: 0,
         retry_id: None,
     };

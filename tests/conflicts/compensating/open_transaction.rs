@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bson::{Binary, Document, RawBson, doc, spec::BinarySubtype};
 use futures_util::future::{Either, join_all, select};
 use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
 use crate::trial::{key_of_email, store_of_email};
@@ -104,7 +104,7 @@ async fn no_client_waits_for_a_backfill() {
     };
     let mark = |byte, in_flight| ReservationVersion {
         token: Token {
-            attempt: AttemptId([byte; 16]),
+            write: WriteId([byte; 16]),
             position: 0,
             retry_id: None,
         },
@@ -133,7 +133,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     let (proxy, held) = store_of_email(cluster, database);
     let other = key_of_email("b@x", database);
     let token = |byte| Token {
-        attempt: AttemptId([byte; 16]),
+        write: WriteId([byte; 16]),
         position: 0,
         retry_id: None,
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bson::{Binary, RawBson, doc, rawdoc, spec::BinarySubtype};
 use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
-use keyward::reservation::{AttemptId, Scope, Token};
+use keyward::reservation::{Scope, Token, WriteId};
 
 use crate::both::abandoned::{Abandoned, NOW};
 use crate::both::retries::behind;
@@ -26,7 +26,7 @@ fn owner(id: i32) -> Owner {
 
 fn token() -> Token {
     Token {
-        attempt: AttemptId(rand::random()),
+        write: WriteId(rand::random()),
         position: 0,
         retry_id: None,
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
 use keyward::catalog::Protected;
-use keyward::claims::{AttemptRegistry, Candidate};
+use keyward::claims::{Candidate, WritesUnderWay};
 use keyward::constraint::{Key, Strategy};
 use keyward::metrics::Metrics;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
@@ -15,7 +15,7 @@ use keyward::proxy_collection::{
     Owner, ProxyCollection, Reservation, ReservationVersion, Reserved, StoreError, TakenOver,
 };
 use keyward::raw::Doc;
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 
@@ -114,9 +114,9 @@ impl Trial {
     }
 }
 
-fn token(attempt: u8) -> Token {
+fn token(write: u8) -> Token {
     Token {
-        attempt: AttemptId([attempt; 16]),
+        write: WriteId([write; 16]),
         position: 0,
         retry_id: None,
     }
@@ -397,7 +397,7 @@ async fn a_backfill_makes_a_reservation_name_the_present_shard_key() {
     let trial = Trial::with_lease(database, former, lease).await;
     trial.users.insert_one(user("a@x")).await.unwrap();
     let protected = strict(database, lease).await;
-    let guard = AttemptRegistry::default().begin();
+    let guard = WritesUnderWay::default().begin();
     let bytes = user("a@x").to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(&protected, 0, Token::of(guard.id()), Doc::new(&bytes).unwrap()).unwrap();
     let outcomes = backfill_documents(&protected, guard.id(), wanted).await.unwrap();
@@ -417,7 +417,7 @@ async fn a_backfill_takes_no_key_from_an_insert_that_may_still_commit() {
     trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
     assert!(trial.look().await);
     let protected = strict(database, lease).await;
-    let guard = AttemptRegistry::default().begin();
+    let guard = WritesUnderWay::default().begin();
     let bytes = older.to_vec().unwrap();
     let token = Token::of(guard.id());
     let wanted = Candidate::one_for_each_key(&protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();

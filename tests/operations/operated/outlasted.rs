@@ -9,7 +9,7 @@ use keyward::metrics::Metrics;
 use keyward::namespace::Namespace;
 use keyward::proxy_collection::{Owner, ProxyCollection, Reserved};
 use keyward::raw::Doc;
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{Token, WriteId};
 use testbed::ReplicaSet;
 use testbed::command::{self, CommandError};
 
@@ -220,7 +220,7 @@ async fn takes_nothing_over(set: &ReplicaSet, strategy: &str) {
         )
         .unwrap();
     // The permit ends after 6 s, and the lease after 10.
-    let token = Token::of(AttemptId(rand::random()));
+    let token = Token::of(WriteId(rand::random()));
     let reserved = store.reserve(&[(&key[0], &never_comes, token.into())]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
     let insert = doc! { "insert": "users", "documents": [wanted.clone()] };

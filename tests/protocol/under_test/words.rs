@@ -1,6 +1,6 @@
 //! What is talked about: documents, keys, operations and who carries them out.
 
-use keyward::reservation::{AttemptId, RetryId, Token};
+use keyward::reservation::{RetryId, Token, WriteId};
 
 use crate::under_test::rules::Rules;
 
@@ -125,10 +125,10 @@ pub struct TaskId {
 impl TaskId {
     /// The token of its attempt when it begins for the `round`th time.
     pub fn token(self, round: u8, retryable: bool) -> Token {
-        let mut attempt = [0; 16];
-        attempt[..4].copy_from_slice(&[self.op.client, self.op.index, self.try_number, round]);
+        let mut write = [0; 16];
+        write[..4].copy_from_slice(&[self.op.client, self.op.index, self.try_number, round]);
         Token {
-            attempt: AttemptId(attempt),
+            write: WriteId(write),
             position: 0,
             retry_id: retryable.then_some(RetryId {
                 session: [self.op.client; 16],

@@ -9,7 +9,7 @@ use futures_util::poll;
 use super::*;
 use crate::metrics::Metrics;
 use crate::proxy_collection::Owner;
-use crate::reservation::{AttemptId, Token};
+use crate::reservation::{Token, WriteId};
 
 const COMMITTED: Done = Done::Committed(Vec::new());
 
@@ -23,7 +23,7 @@ fn terms(name: &str) -> GroupTerms {
 
 fn member(bytes: usize) -> Member {
     let token = Token {
-        attempt: AttemptId(rand::random()),
+        write: WriteId(rand::random()),
         position: 0,
         retry_id: None,
     };

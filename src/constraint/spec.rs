@@ -327,6 +327,24 @@ mod tests {
     }
 
     #[test]
+    fn a_strategy_that_an_earlier_version_stored_or_a_file_names_is_read() {
+        for (strategy, stored, configured) in [
+            (Strategy::Compensating, "compensating", &["compensating"][..]),
+            (Strategy::Strict, "transaction", &["strict", "transaction"]),
+        ] {
+            assert_eq!(Strategy::of_stored_name(stored), Some(strategy));
+            assert_eq!(strategy.stored_name(), stored);
+            for name in configured {
+                assert_eq!(
+                    bson::deserialize_from_bson::<Strategy>((*name).into()).ok(),
+                    Some(strategy)
+                );
+            }
+        }
+        assert_eq!(Strategy::of_stored_name("strict"), None);
+    }
+
+    #[test]
     fn refuses_what_create_index_refuses_with_its_code_and_text() {
         for (key, code, text) in [
             (doc! {}, 67, "Index keys cannot be empty."),

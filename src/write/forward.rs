@@ -74,17 +74,15 @@ pub async fn statements(
     Ok(Ok((body.bytes().to_vec(), is_ok)))
 }
 
-/// The outcome of a document or a statement that was sent to the server; `E` says why it isn't a success.
+/// The outcome of a statement that was sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome<E> {
+pub enum Outcome {
     /// It took effect.
     Applied,
     /// It took no effect, and never will.
-    NotApplied(E),
+    NotApplied(UnappliedReason),
     /// It may have taken effect, or may yet take effect.
-    InDoubt(E),
-    /// It took no effect, and never will, because another attempt has taken a key over.
-    Superseded,
+    InDoubt(UnappliedReason),
 }
 
 /// Why a statement about one document isn't known to have taken effect.
@@ -107,7 +105,7 @@ pub enum UnappliedReason {
 #[derive(Debug)]
 pub struct Sent {
     /// Its outcome.
-    pub outcome: Outcome<UnappliedReason>,
+    pub outcome: Outcome,
     /// Whether a majority has the statement's effect, so that no step-down can undo it.
     pub by_majority: bool,
     /// The reply's body.
@@ -217,7 +215,7 @@ pub async fn questions(
     Ok(Some(reply.body().bytes().to_vec()))
 }
 
-fn outcome(answer: Doc<'_>) -> Result<Outcome<UnappliedReason>, Malformed> {
+fn outcome(answer: Doc<'_>) -> Result<Outcome, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or(0);
         return Ok(match refused_before_execution(code) || refused_document(code) {

@@ -10,7 +10,7 @@ use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::Draft;
-use crate::write::forward::{ForwardError, Outcome, milliseconds, part_of_body, reply_within};
+use crate::write::forward::{ForwardError, milliseconds, part_of_body, reply_within};
 use crate::write::operation::WriteOp;
 
 /// Inserts `ready`, whose keys are held, within the rest of their lease.
@@ -50,27 +50,27 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
     let body = answer.bytes().to_vec();
     if !reply::is_ok(answer)? {
         let outcome = match refused_before_execution(reply::code(answer)?.unwrap_or(0)) {
-            true => Outcome::NotApplied(None),
-            false => Outcome::InDoubt(None),
+            true => DocumentOutcome::NotApplied(None),
+            false => DocumentOutcome::InDoubt(None),
         };
         return Ok(SentDocuments {
-            outcomes: vec![Some(outcome); count],
+            outcomes: vec![outcome; count],
             body,
             failed: true,
             refusal: None,
         });
     }
-    let mut outcomes: Vec<DocumentOutcome> = vec![Outcome::Applied; count];
+    let mut outcomes: Vec<DocumentOutcome> = vec![DocumentOutcome::Applied; count];
     for StatementError { index, code, body } in reply::write_errors(answer)? {
         let Some((index, outcome)) = index.and_then(|index| Some((index, outcomes.get_mut(index)?))) else {
             continue;
         };
         let error = Some(WriteError::from_server(body)?);
         let (is, of_the_rest) = match refused_document(code) {
-            true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
+            true => (DocumentOutcome::NotApplied(error), DocumentOutcome::NotApplied(None)),
             // The router names the first document only. But it may have sent later documents to that shard with the first, and
             // they may have taken effect.
-            false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),
+            false => (DocumentOutcome::InDoubt(error), DocumentOutcome::InDoubt(None)),
         };
         *outcome = is;
         if ordered {
@@ -78,7 +78,7 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
         }
     }
     Ok(SentDocuments {
-        outcomes: outcomes.into_iter().map(Some).collect(),
+        outcomes,
         body,
         failed: false,
         refusal: None,
@@ -94,11 +94,11 @@ mod tests {
     fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
         let bytes = reply.to_vec().unwrap();
         let sent = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
-        let letter = |outcome: &Option<DocumentOutcome>| match outcome.as_ref().unwrap() {
-            Outcome::Applied => 'a',
-            Outcome::NotApplied(Some(_)) => 'e',
-            Outcome::NotApplied(None) => 'n',
-            Outcome::InDoubt(_) | Outcome::Superseded => '?',
+        let letter = |outcome: &DocumentOutcome| match outcome {
+            DocumentOutcome::Applied => 'a',
+            DocumentOutcome::NotApplied(Some(_)) => 'e',
+            DocumentOutcome::NotApplied(None) => 'n',
+            _ => '?',
         };
         sent.outcomes.iter().map(letter).collect()
     }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::absent_collection::CollectionCheck;
 use super::back_off::BackOff;
-use super::forward::{ForwardError, Outcome};
+use super::forward::ForwardError;
 use super::operation::WriteOp;
 use super::retry::server_memory::positions_done_before;
 use crate::claims::{Candidate, ConstrainedKey, WriteGuard, advance_attempts, anticipate};
@@ -176,7 +176,7 @@ impl<'a> Insert<'a> {
         };
         for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {
             // Either the document and its reservations exist, or none of them.
-            if let Some(Outcome::InDoubt(_)) = outcome {
+            if let DocumentOutcome::InDoubt(_) = outcome {
                 self.op.context.note_in_doubt();
                 continue;
             }
@@ -308,16 +308,16 @@ impl<'a> Insert<'a> {
         let of_each = self.error_of_each(&sent)?;
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             match &outcome {
-                Some(Outcome::Applied) => candidate.step(&Event::Applied),
-                Some(Outcome::NotApplied(_)) => candidate.step(&Event::NotApplied),
-                Some(Outcome::InDoubt(_)) => self.op.note_in_doubt(candidate),
-                Some(Outcome::Superseded) => {
+                DocumentOutcome::Applied => candidate.step(&Event::Applied),
+                DocumentOutcome::NotApplied(_) => candidate.step(&Event::NotApplied),
+                DocumentOutcome::InDoubt(_) => self.op.note_in_doubt(candidate),
+                DocumentOutcome::Superseded => {
                     candidate.step(&Event::Superseded);
                     candidate.since = None;
                 }
-                None => {}
+                DocumentOutcome::Untried => {}
             }
-            if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
+            if let DocumentOutcome::NotApplied(Some(error)) | DocumentOutcome::InDoubt(Some(error)) = outcome {
                 self.error(candidate.position, error);
             } else if let Some(error) = &of_each {
                 self.error(candidate.position, error.clone());
@@ -340,8 +340,9 @@ impl<'a> Insert<'a> {
         if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
             return Ok(Some(WriteError::refused(refusal)));
         }
-        let is_not_applied = |outcome: &DocumentOutcome| matches!(outcome, Outcome::NotApplied(_));
-        if !sent.failed || !has_results || !sent.outcomes.iter().flatten().all(is_not_applied) {
+        let is_unapplied =
+            |outcome: &DocumentOutcome| matches!(outcome, DocumentOutcome::NotApplied(_) | DocumentOutcome::Untried);
+        if !sent.failed || !has_results || !sent.outcomes.iter().all(is_unapplied) {
             return Ok(None);
         }
         let failed = Doc::new(&sent.body)?;

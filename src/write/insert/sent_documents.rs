@@ -1,18 +1,28 @@
 //! Defines the outcome of documents that were sent in one command, with any strategy.
 
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::write::forward::Outcome;
 
 /// The outcome of one document, with the server's error for it. Without an error, an earlier document's error may have stopped
 /// the batch.
-pub type DocumentOutcome = Outcome<Option<WriteError>>;
+#[derive(Debug, Clone)]
+pub enum DocumentOutcome {
+    /// It is inserted.
+    Applied,
+    /// It isn't inserted, and never will be.
+    NotApplied(Option<WriteError>),
+    /// It may be inserted, now or later.
+    InDoubt(Option<WriteError>),
+    /// It isn't inserted, and never will be, because another attempt has taken a key over.
+    Superseded,
+    /// It wasn't tried, because another document of its transaction has to wait.
+    Untried,
+}
 
 /// Documents that were sent in one command, and answered.
 #[derive(Debug)]
 pub struct SentDocuments {
-    /// One outcome for each document. `None` for a document that wasn't tried, because another document of its transaction has
-    /// to wait.
-    pub outcomes: Vec<Option<DocumentOutcome>>,
+    /// One outcome for each document.
+    pub outcomes: Vec<DocumentOutcome>,
     /// The reply's body.
     pub body: Vec<u8>,
     /// Whether the command failed as a whole, so that the body is the client's reply and no further documents may follow.
@@ -25,7 +35,7 @@ impl SentDocuments {
     /// The documents of a refused command: none of the `count` documents was sent.
     pub fn refused(refusal: WriteRefusal, times: &Times, count: usize) -> SentDocuments {
         SentDocuments {
-            outcomes: vec![Some(Outcome::NotApplied(None)); count],
+            outcomes: vec![DocumentOutcome::NotApplied(None); count],
             body: refusal.body(times),
             failed: true,
             refusal: Some(refusal),

@@ -25,7 +25,7 @@ use super::document_keys::{self, DocumentAsRead};
 use super::old_reservations::{LostKeys, OldReservation, read_old, release_old};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::sending::{InPlaceOutcome, note_applied, send};
+use super::sending::{InPlaceOutcome, note_outcome, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey};
@@ -34,7 +34,6 @@ use crate::command::statement::Selection;
 use crate::constraint::KeyError;
 use crate::raw::Doc;
 use crate::reply::WriteRefusal;
-use crate::reservation::Event;
 use crate::server::reply::{documents_affected, is_from_memory};
 use crate::write::back_off::BackOff;
 use crate::write::forward::{ForwardError, Outcome, Sent, UnappliedReason};
@@ -212,19 +211,9 @@ pub async fn write(
         .await
         .inspect_err(|_| run.op.note_in_doubt(candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
-    let mut frees_old = false;
-    match sent.outcome {
-        Outcome::Applied if sent.by_majority => {
-            frees_old = note_applied(run, &seen.document_keys, candidate, &sent.body).await?;
-        }
-        // The update may still be undone, and then the old keys are needed.
-        Outcome::Applied => candidate.step(&Event::Applied),
-        Outcome::NotApplied(UnappliedReason::NoMatch) => {
-            candidate.step(&Event::NotApplied);
-            return Ok(keeps_old(InPlaceOutcome::Missed(seen.document.clone())));
-        }
-        Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
+    let frees_old = note_outcome(run, &seen.document_keys, candidate, &sent).await?;
+    if sent.outcome == Outcome::NotApplied(UnappliedReason::NoMatch) {
+        return Ok(keeps_old(InPlaceOutcome::Missed(seen.document.clone())));
     }
     Ok(SentStatement {
         outcome: InPlaceOutcome::Ran(sent.into()),

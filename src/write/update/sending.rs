@@ -8,7 +8,7 @@ use crate::constraint::KeyError;
 use crate::raw::Doc;
 use crate::reservation::Event;
 use crate::server::reply::is_from_memory;
-use crate::write::forward::{self, Acknowledged, ForwardError, Sent};
+use crate::write::forward::{self, Acknowledged, ForwardError, Outcome, Sent};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::first_try;
@@ -46,6 +46,24 @@ pub async fn send(
     Ok(Some(sent.inspect_err(|_| run.op.note_in_doubt(candidate))?))
 }
 
+/// Notes the outcome of the statement, `sent` about the document of `target`. Returns whether that document definitely no longer
+/// holds its old keys.
+pub async fn note_outcome(
+    run: &mut StatementRun<'_, '_>,
+    target: &DocumentKeys,
+    candidate: &mut Candidate<'_>,
+    sent: &Sent,
+) -> Result<bool, ForwardError> {
+    match sent.outcome {
+        Outcome::Applied if sent.by_majority => return note_applied(run, target, candidate, &sent.body).await,
+        // The statement may still be undone, and then the old keys are needed.
+        Outcome::Applied => candidate.step(&Event::Applied),
+        Outcome::NotApplied(_) => candidate.step(&Event::NotApplied),
+        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
+    }
+    Ok(false)
+}
+
 /// Notes that the statement has taken effect, and a majority has it. Releases the new keys that the document of `target` didn't get.
 /// Returns whether that document definitely no longer holds its old keys.
 ///
@@ -55,7 +73,7 @@ pub async fn send(
 /// If the server answered from its memory, the first try may have changed another document. Since then, another write may have
 /// reserved the old keys, so Keyward keeps them: the next write that meets one finds out whether it is stale. The document may
 /// hold the new keys, or not.
-pub async fn note_applied(
+async fn note_applied(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
     candidate: &mut Candidate<'_>,

@@ -9,12 +9,11 @@
 
 use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::sending::{InPlaceOutcome, note_applied, send};
+use super::sending::{InPlaceOutcome, note_outcome, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
 use crate::raw::{Doc, Malformed};
-use crate::reservation::Event;
 use crate::server::{code, reply};
 use crate::write::forward::{ForwardError, Outcome, UnappliedReason};
 use crate::write::reserve::ReserveOutcome;
@@ -55,24 +54,13 @@ async fn write(
     let Some(sent) = send(run, &rewritten, candidate).await? else {
         return Ok(Some(InPlaceOutcome::Again));
     };
-    match sent.outcome {
-        Outcome::Applied if sent.by_majority => {
-            // A new document has no old keys.
-            note_applied(run, &target, candidate, &sent.body).await?;
-        }
-        Outcome::Applied => candidate.step(&Event::Applied),
-        Outcome::NotApplied(UnappliedReason::NoMatch) => {
-            candidate.step(&Event::NotApplied);
-            return Ok(Some(InPlaceOutcome::Again));
-        }
-        Outcome::NotApplied(_) if is_duplicate(Doc::new(&sent.body)?)? => {
-            candidate.step(&Event::NotApplied);
-            return Ok(None);
-        }
-        Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
-    }
-    Ok(Some(InPlaceOutcome::Ran(sent.into())))
+    // A new document has no old keys.
+    note_outcome(run, &target, candidate, &sent).await?;
+    Ok(match sent.outcome {
+        Outcome::NotApplied(UnappliedReason::NoMatch) => Some(InPlaceOutcome::Again),
+        Outcome::NotApplied(_) if is_duplicate(Doc::new(&sent.body)?)? => None,
+        _ => Some(InPlaceOutcome::Ran(sent.into())),
+    })
 }
 
 /// Whether the server refused the document because of another one.

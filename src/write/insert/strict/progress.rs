@@ -2,13 +2,12 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{ConcernError, WriteError};
-use crate::write::forward::Outcome;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
 /// no effect. Then one transaction inserts the documents before it, and the next one those after it.
 pub struct InsertProgress {
-    outcomes: Vec<Option<DocumentOutcome>>,
+    outcomes: Vec<DocumentOutcome>,
     /// The documents that are left, in order.
     left: Vec<usize>,
     /// How many of them to try next.
@@ -29,7 +28,7 @@ impl InsertProgress {
     /// Starts with `count` documents, none of which has been tried.
     pub fn new(count: usize) -> Self {
         InsertProgress {
-            outcomes: vec![None; count],
+            outcomes: vec![DocumentOutcome::Untried; count],
             left: (0..count).collect(),
             most: count,
             behind: None,
@@ -68,7 +67,7 @@ impl InsertProgress {
     pub fn committed(&mut self, reply: Vec<u8>, ordered: bool) -> Result<(), Malformed> {
         self.n += self.most;
         for index in self.left.drain(..self.most) {
-            self.outcomes[index] = Some(Outcome::Applied);
+            self.outcomes[index] = DocumentOutcome::Applied;
         }
         self.concern_error.take_from(Doc::new(&reply)?)?;
         self.last = Some(reply);
@@ -84,7 +83,7 @@ impl InsertProgress {
         let (outcomes, retried, n) = (&mut self.outcomes, &mut self.retried, &mut self.n);
         self.left.retain(|index| match statement(index) {
             Some(statement) => {
-                outcomes[*index] = Some(Outcome::Applied);
+                outcomes[*index] = DocumentOutcome::Applied;
                 retried.push(statement);
                 *n += 1;
                 false
@@ -104,7 +103,7 @@ impl InsertProgress {
             return;
         }
         let first = self.left.remove(0);
-        self.outcomes[first] = Some(Outcome::NotApplied(Some(error)));
+        self.outcomes[first] = DocumentOutcome::NotApplied(Some(error));
         // The error was found before this refusal, and may no longer hold: another client can have removed its cause.
         self.behind = None;
         self.moved();
@@ -116,7 +115,7 @@ impl InsertProgress {
     /// Notes that these tried documents have lost a key, and that the try had no effect.
     pub fn superseded(&mut self, superseded: &[usize]) {
         for index in superseded {
-            self.outcomes[self.left[*index]] = Some(Outcome::Superseded);
+            self.outcomes[self.left[*index]] = DocumentOutcome::Superseded;
         }
         self.has_ended = true;
     }
@@ -130,14 +129,14 @@ impl InsertProgress {
     /// Notes that the outcome of the tried documents is unknown.
     pub fn in_doubt(&mut self, body: Vec<u8>) {
         for index in self.left.drain(..self.most) {
-            self.outcomes[index] = Some(Outcome::InDoubt(None));
+            self.outcomes[index] = DocumentOutcome::InDoubt(None);
         }
         self.fail(body);
     }
 
     fn end(&mut self) {
         for index in self.left.drain(..) {
-            self.outcomes[index] = Some(Outcome::NotApplied(None));
+            self.outcomes[index] = DocumentOutcome::NotApplied(None);
         }
         self.has_ended = true;
     }
@@ -206,11 +205,11 @@ mod tests {
         let (mut second, mut first) = ([false; DOCUMENTS], [false; DOCUMENTS]);
         (second[1], first[0]) = (true, true);
         let sent = run(&[second, first], false);
-        assert!(matches!(sent.outcomes[0], Some(Outcome::NotApplied(Some(_)))));
+        assert!(matches!(sent.outcomes[0], DocumentOutcome::NotApplied(Some(_))));
         assert!(
             sent.outcomes[1..]
                 .iter()
-                .all(|outcome| matches!(outcome, Some(Outcome::Applied)))
+                .all(|outcome| matches!(outcome, DocumentOutcome::Applied))
         );
     }
 
@@ -237,15 +236,15 @@ mod tests {
             ordered: bool,
         ) {
             let sent = run(&refused, ordered);
-            let applied = sent.outcomes.iter().filter(|outcome| matches!(outcome, Some(Outcome::Applied))).count();
+            let applied = sent.outcomes.iter().filter(|outcome| matches!(outcome, DocumentOutcome::Applied)).count();
             prop_assert_eq!(Doc::new(&sent.body).unwrap().whole_number("n").unwrap(), Some(applied as i64));
             for (document, outcome) in sent.outcomes.iter().enumerate() {
                 let was_refused = refused.iter().any(|now| now[document]);
                 match outcome {
-                    Some(Outcome::Applied) => {}
-                    Some(Outcome::NotApplied(Some(_))) => prop_assert!(was_refused),
+                    DocumentOutcome::Applied => {}
+                    DocumentOutcome::NotApplied(Some(_)) => prop_assert!(was_refused),
                     // Only an ordered command stops at its first error.
-                    Some(Outcome::NotApplied(None)) => prop_assert!(ordered),
+                    DocumentOutcome::NotApplied(None) => prop_assert!(ordered),
                     _ => prop_assert!(false, "{document} has no outcome"),
                 }
             }

@@ -9,6 +9,7 @@ use super::forward::ForwardError;
 use super::operation::WriteOp;
 use super::txn::ErrorReply;
 use crate::command::running::{API, append_fields};
+use crate::constraint::Strategy;
 use crate::raw::{Builder, Doc};
 use crate::server::code;
 use crate::server::reply;
@@ -30,6 +31,21 @@ pub fn may_report_absence(code: Option<i32>) -> bool {
 }
 
 impl WriteOp<'_> {
+    /// Creates the collection for a takeover: in strict mode, a takeover from an absent owner writes to the owner's collection. Returns
+    /// the server's refusal.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn create_for_takeover(&mut self) -> Result<Option<ErrorReply>, ForwardError> {
+        if self.protected.strategy() == Strategy::Compensating {
+            return Ok(None);
+        }
+        Ok(match self.create_if_absent().await? {
+            CollectionCheck::Created | CollectionCheck::Unneeded => None,
+            CollectionCheck::Refused(reply) => Some(reply),
+        })
+    }
+
     /// Creates the collection if it doesn't exist. A command that has found it doesn't look again: most transactions fail for other reasons.
     ///
     /// # Errors

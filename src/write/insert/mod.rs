@@ -16,7 +16,6 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
-use super::absent_collection::CollectionCheck;
 use super::back_off::BackOff;
 use super::forward::ForwardError;
 use super::operation::WriteOp;
@@ -97,7 +96,7 @@ impl<'a> Insert<'a> {
             }
             pending.extend(rest);
             if !awaited.is_empty()
-                && let Err(error) = self.create_for_takeover(&way).await
+                && let Err(error) = self.create_for_takeover().await
             {
                 self.give_up(&mut pending).await;
                 return Err(error);
@@ -385,11 +384,9 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// Creates the collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection.
-    async fn create_for_takeover(&mut self, way: &InsertWay) -> Result<(), ForwardError> {
-        if let InsertWay::Strict(_) = way
-            && let CollectionCheck::Refused(reply) = self.op.create_if_absent().await?
-        {
+    /// Creates the collection for a takeover, unless the server refuses to: then the command fails.
+    async fn create_for_takeover(&mut self) -> Result<(), ForwardError> {
+        if let Some(reply) = self.op.create_for_takeover().await? {
             self.stopped.get_or_insert(Stopped::Whole(reply.body));
         }
         Ok(())

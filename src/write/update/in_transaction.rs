@@ -10,7 +10,6 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::result::{Evaluation, ReservationConflict, StatementResult};
 use super::statement_run::StatementRun;
-use crate::constraint::Strategy;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::server::reply::{code, write_errors};
@@ -76,7 +75,7 @@ impl StatementRun<'_, '_> {
                     Some(StatementResult::ErrorReply(refused.body))
                 }
             };
-            let final_result = self.create_for(final_result).await?;
+            let final_result = self.create_for_next_try(final_result).await?;
             if let Some(result) = final_result {
                 // An earlier try may have ended while this one waited for the key.
                 let is_answer = has_looked && !matches!(result, StatementResult::Duplicate(_));
@@ -92,22 +91,21 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Creates an upsert's collection if it doesn't exist. A strict takeover from an absent owner writes to the owner's collection. Returns
-    /// the server's refusal.
+    /// Creates an upsert's collection for a takeover. Returns the server's refusal.
     async fn create_for_takeover(&mut self) -> Result<Option<StatementResult>, ForwardError> {
-        let is_strict = self.op.protected.strategy() == Strategy::Strict;
-        if !self.statement.is_upsert || !is_strict {
+        if !self.statement.is_upsert {
             return Ok(None);
         }
-        Ok(match self.op.create_if_absent().await? {
-            CollectionCheck::Created | CollectionCheck::Unneeded => None,
-            CollectionCheck::Refused(reply) => Some(StatementResult::ErrorReply(reply.body)),
-        })
+        let refused = self.op.create_for_takeover().await?;
+        Ok(refused.map(|reply| StatementResult::ErrorReply(reply.body)))
     }
 
     /// The `result` of a try, `None` if Keyward may try again. If an upsert failed because its collection doesn't exist, Keyward
     /// creates it, and may try again.
-    async fn create_for(&mut self, result: Option<StatementResult>) -> Result<Option<StatementResult>, ForwardError> {
+    async fn create_for_next_try(
+        &mut self,
+        result: Option<StatementResult>,
+    ) -> Result<Option<StatementResult>, ForwardError> {
         let may_lack_collection = match &result {
             None => true,
             Some(StatementResult::ErrorReply(body)) => may_report_absence(code(Doc::new(body)?)?),

@@ -95,7 +95,7 @@ impl StrictInsert {
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
             let tried = self.try_in_group(op, &these, ReservationMode::Checked).await?;
-            match create_for(op, tried).await? {
+            match create_for_next_try(op, tried).await? {
                 TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered)?,
                 TransactionOutcome::DoneBefore(statements) => {
                     let is_done = |index: &usize| {
@@ -140,7 +140,10 @@ impl StrictInsert {
 
 /// The outcome `tried` of a transaction, unless it had no effect because its collection doesn't exist. Then Keyward creates the
 /// collection, and the outcome is a conflict that is over.
-async fn create_for(op: &mut WriteOp<'_>, tried: TransactionOutcome) -> Result<TransactionOutcome, ForwardError> {
+async fn create_for_next_try(
+    op: &mut WriteOp<'_>,
+    tried: TransactionOutcome,
+) -> Result<TransactionOutcome, ForwardError> {
     let may_lack_collection = match &tried {
         TransactionOutcome::Conflict => true,
         TransactionOutcome::Failed(body) => may_report_absence(code(Doc::new(body)?)?),

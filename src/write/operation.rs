@@ -62,21 +62,29 @@ impl<'a> WriteOp<'a> {
     ) -> WriteOp<'a> {
         let now = Instant::now();
         let client_deadline = command.max_time.map(|limit| now + limit);
-        WriteOp {
+        let mut op = WriteOp {
             context,
             protected,
             command,
             client_deadline,
-            give_up: client_deadline.unwrap_or_else(end_of_time),
+            give_up: now,
             has_checked_collection: false,
             upstream,
-        }
+        };
+        op.begin_statement();
+        op
     }
 
     /// Begins the next statement of the command. If the client set no limit, each statement has its own time: a long batch takes
     /// longer than one statement may.
     pub fn begin_statement(&mut self) {
-        self.give_up = self.client_deadline.unwrap_or_else(end_of_time);
+        self.give_up = self.end_from_now();
+    }
+
+    /// The moment when Keyward gives up a part of the command that begins now: the client's own limit, or
+    /// [`TIME_MAX`](super::context::TIME_MAX) from now.
+    pub fn end_from_now(&self) -> Instant {
+        self.client_deadline.unwrap_or_else(end_of_time)
     }
 
     /// Whether the driver may send the command again. It doesn't repeat a statement of a transaction, which has a number, too.
@@ -86,7 +94,7 @@ impl<'a> WriteOp<'a> {
 
     /// A transaction of Keyward's own, under the client's user. It ends within the client's own limit, or within [`TIME_MAX`].
     pub fn own_transaction(&mut self) -> Result<Transaction, Malformed> {
-        let deadline = self.client_deadline.unwrap_or_else(end_of_time);
+        let deadline = self.end_from_now();
         Transaction::own(self.protected, self.command.body, self.upstream, deadline)
     }
 

@@ -22,7 +22,6 @@ use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
-use crate::write::context::end_of_time;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
@@ -86,7 +85,7 @@ impl StrictInsert {
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         StrictInsert {
             first: op.command.retry_id(first),
-            give_up: op.client_deadline.unwrap_or_else(end_of_time),
+            give_up: op.end_from_now(),
         }
     }
 

@@ -7,7 +7,7 @@ use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use crate::catalog::Protected;
-use crate::constraint::{Key, KeyError, root_of};
+use crate::constraint::{DuplicateKey, Key, KeyError, root_of};
 use crate::proxy_collection::{Owner, Reservation, ReservationVersion};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
@@ -19,6 +19,13 @@ pub struct ConstrainedKey {
     pub constraint: usize,
     /// The key.
     pub key: Key,
+}
+
+impl Protected {
+    /// Counts a refused document, and returns the client's error: the document's `key` is taken.
+    pub async fn refuse(&self, key: &ConstrainedKey) -> DuplicateKey {
+        self.constraints[key.constraint].refuse(&key.key).await
+    }
 }
 
 /// One document that wants its keys.

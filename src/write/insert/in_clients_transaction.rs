@@ -160,7 +160,7 @@ async fn insert(
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {
-    WriteError::duplicate(&protected.constraints[key.constraint].refuse(&key.key).await)
+    WriteError::duplicate(&protected.refuse(key).await)
 }
 
 /// The reply of a batch that was undone at `position`. As without Keyward, the documents before it are counted.

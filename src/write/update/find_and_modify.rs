@@ -34,7 +34,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
-    let duplicate = protected.constraints[key.constraint].refuse(&key.key).await;
+    let duplicate = protected.refuse(key).await;
     let mut reply = Builder::new();
     duplicate.append_to_command_error(PREFIX, &mut reply);
     protected.times().append_to(&mut reply);

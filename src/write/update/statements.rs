@@ -190,7 +190,7 @@ impl<'a> Modify<'_, 'a> {
             }
             StatementResult::ErrorReply(body) => self.fail(index..index + 1, body)?,
             StatementResult::Duplicate(key) => {
-                let duplicate = self.op.protected.constraints[key.constraint].refuse(&key.key).await;
+                let duplicate = self.op.protected.refuse(&key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),

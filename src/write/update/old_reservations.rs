@@ -2,7 +2,7 @@
 
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
-use crate::proxy_collection::{Owner, Reservation};
+use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
 
 /// Keys that a document is to lose.
@@ -23,6 +23,14 @@ pub struct OldReservation {
     seen: Reservation,
 }
 
+/// The reservations `read` that are to be released. If they can't be read, Keyward warns: they stay until a write meets them.
+pub fn read_or_warn<T>(proxy: &ProxyCollection, read: Result<Vec<T>, StoreError>) -> Vec<T> {
+    read.unwrap_or_else(|error| {
+        tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
+        Vec::new()
+    })
+}
+
 /// The documents' reservations of the keys that they are to lose. A reservation that can't be read stays until a write meets it.
 ///
 /// The transaction that gave a document a key may be committed on the document's shard but still be prepared on the key's
@@ -38,13 +46,8 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
         if keys.is_empty() {
             continue;
         }
-        let reads = proxy
-            .read(&keys.iter().map(|(_, _, key)| &key.key).collect::<Vec<_>>())
-            .await;
-        let reads = reads.unwrap_or_else(|error| {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
-            Vec::new()
-        });
+        let wanted: Vec<_> = keys.iter().map(|(_, _, key)| &key.key).collect();
+        let reads = read_or_warn(proxy, proxy.read(&wanted).await);
         let mut note = |(position, owner, key): (usize, &Owner, &ConstrainedKey), seen| {
             let (owner, key) = (owner.clone(), key.clone());
             old.push(OldReservation {
@@ -65,11 +68,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
             continue;
         }
         let keys: Vec<_> = missing.iter().map(|(_, _, key)| &key.key).collect();
-        let decided = proxy.read_decided(&keys).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
-            Vec::new()
-        });
-        for (key, read) in decided {
+        for (key, read) in read_or_warn(proxy, proxy.read_decided(&keys).await) {
             let is_it = |(_, owner, lost): &&(usize, &Owner, &ConstrainedKey)| {
                 lost.key == key && read.owner.has_same_id_as(owner)
             };

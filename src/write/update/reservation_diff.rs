@@ -10,6 +10,7 @@ use bson::spec::ElementType;
 
 use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
+use super::old_reservations::read_or_warn;
 use super::result::{ReservationConflict, StatementResult};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
@@ -122,7 +123,7 @@ impl ReservationDiff {
                 if refused != Refused::No {
                     transaction.abort(upstream).await?;
                     return Err(Failure::ErrorReply(
-                        match refused == Refused::Gone && transaction.is_own() {
+                        match refused == Refused::Gone && !transaction.is_clients() {
                             // Not tried again here: the reservations are made anew only once this statement has ended.
                             true => ErrorReply {
                                 body: protected.unsure(constraint, false).body(&protected.times()),
@@ -186,10 +187,7 @@ async fn run_part(
 /// gave a document its key may be committed on the document's shard and still be prepared on the key's shard.
 async fn count_decided(proxy: &ProxyCollection, released: &[(&ConstrainedKey, &Owner)]) -> usize {
     let keys: Vec<_> = released.iter().map(|(key, _)| &key.key).collect();
-    let decided = proxy.read_decided(&keys).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
-        Vec::new()
-    });
+    let decided = read_or_warn(proxy, proxy.read_decided(&keys).await);
     let owners: BTreeMap<&Key, &Owner> = decided.iter().map(|(key, read)| (key, &read.owner)).collect();
     let is_there = |(key, owner): &&(&ConstrainedKey, &Owner)| {
         let read = owners.get(&key.key);

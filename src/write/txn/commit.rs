@@ -29,7 +29,7 @@ impl Transaction {
         self.is_committing = true;
         let mut command = Builder::new();
         command.int32("commitTransaction", 1);
-        Acknowledged::ByMajority.append_concern_of(Doc::new(&self.concern)?, &mut command)?;
+        Acknowledged::ByMajority.append_concern_of(self.concern()?, &mut command)?;
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
@@ -60,7 +60,7 @@ impl Transaction {
         // The commands of the transaction may have waited long.
         let refusal = match upstream.is_permitted_to_write() {
             true => self.is_late().then_some(WriteRefusal::TimeLimit),
-            false => Some(WriteRefusal::outlasted(self.is_retryable)),
+            false => Some(WriteRefusal::outlasted(self.is_retryable())),
         };
         if let Some(refusal) = refusal {
             self.abort(upstream).await?;
@@ -85,7 +85,9 @@ impl Transaction {
             !self.has_tried_to_write,
             "a transaction that has written isn't one of reads"
         );
-        self.concern = Builder::new().finish();
+        if let Some(own) = &mut self.own {
+            own.concern = Builder::new().finish();
+        }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
             upstream.take_open_transaction();
@@ -103,7 +105,7 @@ impl Transaction {
         committed: Vec<u8>,
         upstream: &mut Connection,
     ) -> Result<Vec<u8>, Failure> {
-        let concern = Doc::new(&self.concern)?;
+        let concern = self.concern()?;
         if !asks_beyond_majority(concern)? || reply::write_concern_error(Doc::new(&committed)?)?.is_some() {
             return Ok(committed);
         }
@@ -121,7 +123,12 @@ impl Transaction {
     }
 
     fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.own.as_ref().is_some_and(|own| Instant::now() >= own.deadline)
+    }
+
+    /// A document with the client's `writeConcern`, if its command has one.
+    fn concern(&self) -> Result<Doc<'_>, Malformed> {
+        self.own.as_ref().map_or(Ok(Doc::empty()), |own| Doc::new(&own.concern))
     }
 
     async fn commit_repeatedly(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {

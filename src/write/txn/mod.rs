@@ -33,15 +33,8 @@ pub struct Transaction {
     opening: Option<Vec<u8>>,
     /// The cluster time that the first command sent here brings to the router, and the router to the shards.
     time: Option<Times>,
-    /// The session, if the transaction is Keyward's own; `None` if it is the client's.
-    session: Option<[u8; 16]>,
-    /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
-    /// If a command gets `Interrupted`, the server may have meant a transaction that the first try left.
-    is_retryable: bool,
-    /// A document with the client's `writeConcern`, if its command has one; empty if the transaction is the client's.
-    concern: Vec<u8>,
-    /// The moment when it must be over, if the transaction is Keyward's own.
-    deadline: Option<Instant>,
+    /// The part that only a transaction of Keyward's own has; `None` if it is the client's.
+    own: Option<OwnTransaction>,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
@@ -50,6 +43,19 @@ pub struct Transaction {
     has_written: bool,
     /// Whether all reservations of the documents that it writes are held, and stay so until its commit.
     has_all_reservations: bool,
+}
+
+/// The part of a transaction that only one of Keyward's own has.
+#[derive(Debug)]
+struct OwnTransaction {
+    session: [u8; 16],
+    /// Whether it is for a retryable command. The first try of the command uses the same session. If a command gets
+    /// `Interrupted`, the server may have meant a transaction that the first try left.
+    is_retryable: bool,
+    /// A document with the client's `writeConcern`, if its command has one.
+    concern: Vec<u8>,
+    /// The moment when it must be over.
+    deadline: Instant,
 }
 
 /// A command that failed as a whole inside a transaction.
@@ -145,11 +151,6 @@ impl ErrorReply {
 }
 
 impl Transaction {
-    /// Whether it is Keyward's own, and not the client's.
-    pub fn is_own(&self) -> bool {
-        self.session.is_some()
-    }
-
     /// Whether its commands may have fields of the stable API only.
     pub fn is_api_strict(&self) -> Result<bool, Malformed> {
         Doc::new(&self.fields)?.is_set("apiStrict")
@@ -179,19 +180,27 @@ impl Transaction {
         opening.boolean("startTransaction", true);
         // Independent of the cluster's default.
         append_read_concern(&mut opening, b"local");
-        Ok(Transaction {
-            fields: fields.finish(),
-            opening: Some(opening.finish()),
-            time: Some(time),
-            session: Some(session),
+        let own = OwnTransaction {
+            session,
             is_retryable: of_client.is_some(),
             concern: concern.finish(),
-            deadline: Some(deadline),
+            deadline,
+        };
+        Ok(Transaction::new(fields, Some(opening.finish()), time, Some(own)))
+    }
+
+    /// A transaction of which no command was sent here.
+    fn new(fields: Builder, opening: Option<Vec<u8>>, time: Times, own: Option<OwnTransaction>) -> Transaction {
+        Transaction {
+            fields: fields.finish(),
+            opening,
+            time: Some(time),
+            own,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
             has_all_reservations: false,
-        })
+        }
     }
 
     /// The same transaction, before its start, with one snapshot on all shards.
@@ -239,24 +248,18 @@ impl Transaction {
             }
             None => None,
         };
-        Ok(Some(Transaction {
-            fields: fields.finish(),
-            opening,
-            time: Some(gossip::latest(protected, body, upstream)?),
-            session: None,
-            is_retryable: false,
-            concern: Builder::new().finish(),
-            deadline: None,
-            is_committing: false,
-            has_tried_to_write: false,
-            has_written: false,
-            has_all_reservations: false,
-        }))
+        let time = gossip::latest(protected, body, upstream)?;
+        Ok(Some(Transaction::new(fields, opening, time, None)))
     }
 
     /// Whether it is the client's transaction, in which the client may have written before.
     pub fn is_clients(&self) -> bool {
-        self.session.is_none()
+        self.own.is_none()
+    }
+
+    /// Whether it is Keyward's own, for a retryable command.
+    fn is_retryable(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.is_retryable)
     }
 
     /// Runs `command` in the transaction; returns the reply's body.
@@ -303,8 +306,8 @@ impl Transaction {
         self.has_tried_to_write |= !is_read(&command);
         self.limit(&mut command)?;
         command.elements(Doc::new(&self.fields)?)?;
-        if let Some(session) = self.session {
-            upstream.note_open_transaction(session);
+        if let Some(own) = &self.own {
+            upstream.note_open_transaction(own.session);
         }
         if let Some(opening) = self.opening.take() {
             command.elements(Doc::new(&opening)?)?;
@@ -324,10 +327,10 @@ impl Transaction {
     /// Makes the server end `command` at the deadline, if the client's own limit doesn't. An abort has no limit. Nor has a
     /// `getMore`: the limit of its `find` counts.
     fn limit(&self, command: &mut Builder) -> Result<(), Malformed> {
-        let Some(deadline) = self.deadline else { return Ok(()) };
+        let Some(own) = &self.own else { return Ok(()) };
         let is_without = command.is_first("getMore") || command.is_first("abortTransaction");
         if !is_without && !command.has("maxTimeMS")? {
-            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
+            let left = milliseconds(own.deadline.saturating_duration_since(Instant::now()));
             // Zero would be no limit.
             command.int32("maxTimeMS", left.max(1));
         }
@@ -355,7 +358,7 @@ impl Transaction {
                 }
                 // The error concerns the transaction that the first try had left.
                 let is_meant_for_another =
-                    self.is_retryable && !self.is_committing && refused.code() == Some(INTERRUPTED);
+                    self.is_retryable() && !self.is_committing && refused.code() == Some(INTERRUPTED);
                 Err(Failure::ErrorReply(match is_meant_for_another {
                     true => ErrorReply::transient(),
                     false => refused,

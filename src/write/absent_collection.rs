@@ -5,7 +5,7 @@
 //! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. If not, Keyward creates it on the
 //! client's connection, with the client's own rights. A killed Keyward leaves an empty collection behind at most.
 
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use super::operation::WriteOp;
 use super::txn::ErrorReply;
 use crate::command::running::{API, append_fields};

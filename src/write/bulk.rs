@@ -15,7 +15,8 @@ use tokio::time::Instant;
 
 use super::command;
 use super::context::Context;
-use super::forward::{Acknowledged, ForwardError, milliseconds};
+use super::forward::{Acknowledged, milliseconds};
+use super::forward_error::ForwardError;
 use super::plan::{Plan, key_change};
 use super::txn::client_transactions::ask_to_end;
 use crate::catalog::Catalog;

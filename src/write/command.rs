@@ -1,7 +1,7 @@
 //! Carries out a command on one protected collection by its plan.
 
 use super::context::Context;
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use super::operation::WriteOp;
 use super::plan::{CommandPlan, CommandWork};
 use super::txn::Transaction;

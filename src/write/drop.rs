@@ -20,7 +20,7 @@ use bson::RawDocument;
 use futures_util::future::join_all;
 
 use super::context::Context;
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use super::txn::{ErrorReply, Failure};
 use crate::authorization::{Actions, Rights};
 use crate::catalog::{Catalog, Protected};

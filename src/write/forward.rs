@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
+use super::forward_error::ForwardError;
 use super::operation::WriteOp;
 use super::txn::gossip;
 use crate::command::batch::{BatchCommand, must_be_stated};
@@ -19,22 +20,6 @@ use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
 use crate::wire::Draft;
-
-/// The reason why there is no usable reply: the upstream connection is gone, or what it sent can't be read. Keyward must then
-/// close the client's connection, too.
-#[derive(Debug, thiserror::Error)]
-pub enum ForwardError {
-    /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.
-    #[error(transparent)]
-    ConnectionLost(#[from] upstream::ConnectionError),
-    /// Another client's connection is gone that also carried this client's insert. The insert is in doubt, as if this client's
-    /// own connection were gone.
-    #[error("the connection that inserted for several clients is gone")]
-    GroupConnectionLost,
-    /// The reply isn't BSON.
-    #[error("the server's reply: {0}")]
-    Malformed(#[from] Malformed),
-}
 
 /// Waits for the reply no longer than `limit`. The server ends the command by then, so a later reply isn't worth waiting for.
 /// After a timeout the connection can't be used any more.

@@ -11,6 +11,7 @@ mod command;
 mod context;
 mod drop;
 mod forward;
+mod forward_error;
 mod insert;
 mod lease_left;
 mod operation;
@@ -31,7 +32,7 @@ use crate::wire::OpMsg;
 
 pub use catalog_epoch::{CatalogEpoch, PastEpochs, TRANSACTION_LIFE};
 pub use context::Context;
-pub use forward::ForwardError;
+pub use forward_error::ForwardError;
 use plan::Plan;
 pub use txn::client_transactions::{Commit, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};

@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use crate::command::filter_rewriting::nothing;
 use crate::command::shape::{Form, is_of_documents, is_transaction_number};
 use crate::command::statement::StatementKind;

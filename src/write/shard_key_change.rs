@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::context::Context;
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use crate::proxy_collection::answered;
 use crate::raw::Doc;
 use crate::upstream::{Connection, shard_keys};

@@ -10,7 +10,8 @@ use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::Draft;
-use crate::write::forward::{ForwardError, milliseconds, part_of_body, reply_within};
+use crate::write::forward::{milliseconds, part_of_body, reply_within};
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 
 /// Inserts `ready`, whose keys are held, within the rest of their lease.

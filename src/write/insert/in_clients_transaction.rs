@@ -11,7 +11,7 @@ use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::reserve::ReserveOutcome;
 use crate::write::txn::{Failure, Transaction};

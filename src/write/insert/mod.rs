@@ -17,7 +17,7 @@ use std::ops::Range;
 use tokio::time::Instant;
 
 use super::back_off::BackOff;
-use super::forward::ForwardError;
+use super::forward_error::ForwardError;
 use super::operation::WriteOp;
 use super::retry::server_memory::positions_done_before;
 use crate::claims::{Candidate, ConstrainedKey, WriteGuard, advance_attempts, anticipate};

@@ -7,7 +7,7 @@ use super::sent_documents::SentDocuments;
 use super::strict::StrictInsert;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::done_before;
 use crate::write::txn::Failure;

@@ -18,7 +18,7 @@ use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
 use crate::server::reply::{write_concern_error, write_errors};
 use crate::write::back_off::BackOff;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};

@@ -28,7 +28,7 @@ use crate::reply::{Times, WriteRefusal};
 use crate::server::{code, definite, reply};
 use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 
 /// How long a transaction without further commands is remembered. If it is open for longer, its commit ends it.
 const MEMORY: Duration = Duration::from_secs(3600);

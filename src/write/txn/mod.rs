@@ -13,7 +13,8 @@ pub mod pipeline;
 use bson::spec::{BinarySubtype, ElementType};
 use tokio::time::Instant;
 
-use super::forward::{ForwardError, milliseconds};
+use super::forward::milliseconds;
+use super::forward_error::ForwardError;
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};

@@ -18,7 +18,7 @@ use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::{code, driver, reply};
 use crate::upstream::Connection;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 
 /// How often the primaries are asked whether a killed transaction is over.
 const LOOKS_AFTER_KILL: u32 = 20;

@@ -11,7 +11,7 @@ use crate::raw::Builder;
 use crate::server::reply;
 use crate::upstream::Connection;
 use crate::wire::{Draft, OutSequence};
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 
 /// A command to send.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use crate::proxy_collection::{Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::txn::{Failure, Transaction, append_read_concern};
 
 /// The most bytes of `_id`s in one query: half of a command's limit.

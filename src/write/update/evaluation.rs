@@ -23,7 +23,7 @@ use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 

@@ -8,7 +8,7 @@ use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::raw::Builder;
 use crate::server::reply::append_code;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
 use crate::write::txn::Transaction;

@@ -15,7 +15,7 @@ use crate::reply::WriteRefusal;
 use crate::server::reply::{code, write_errors};
 use crate::write::absent_collection::{CollectionCheck, may_report_absence};
 use crate::write::back_off::BackOff;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{ErrorReply, Failure, Transaction};

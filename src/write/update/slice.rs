@@ -35,7 +35,7 @@ use crate::command::statement::Statement;
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::route::AskedFor;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::retry::server_memory::may_be_done_elsewhere;

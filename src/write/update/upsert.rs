@@ -15,7 +15,8 @@ use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
 use crate::raw::{Doc, Malformed};
 use crate::server::{code, reply};
-use crate::write::forward::{ForwardError, Outcome, UnappliedReason};
+use crate::write::forward::{Outcome, UnappliedReason};
+use crate::write::forward_error::ForwardError;
 use crate::write::reserve::ReserveOutcome;
 
 /// Inserts the new document, of which `fields` has everything that keys are made of.

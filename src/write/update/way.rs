@@ -3,7 +3,7 @@
 use super::in_place::run_in_place;
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::plan::Way;
 
 /// Carries out the statement.

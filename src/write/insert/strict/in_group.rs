@@ -10,7 +10,8 @@ use crate::claims::Candidate;
 use crate::command::running::{API, append_fields, asks_beyond_majority};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::{ForwardError, reply_within};
+use crate::write::forward::reply_within;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 

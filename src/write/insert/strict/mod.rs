@@ -22,7 +22,7 @@ use crate::server::reply::code;
 use crate::write::absent_collection::{CollectionCheck, may_report_absence};
 use crate::write::back_off::BackOff;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::insert::sent_documents::SentDocuments;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;

@@ -22,7 +22,7 @@ use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
-use crate::write::forward::ForwardError;
+use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
 use crate::write::retry::results::as_committed;

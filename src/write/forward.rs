@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
+use super::cluster_time;
 use super::forward_error::ForwardError;
 use super::operation::WriteOp;
-use super::txn::gossip;
 use crate::command::batch::{BatchCommand, must_be_stated};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
@@ -257,7 +257,7 @@ pub fn part_of_body(
     if let Some(numbers) = numbers {
         part.int32s("stmtIds", numbers);
     }
-    gossip::append(times, command.body, &mut part)?;
+    cluster_time::append(times, command.body, &mut part)?;
     Ok(part)
 }
 
@@ -276,7 +276,7 @@ fn with_write_concern(
     if let Some(time) = time {
         with.int32("maxTimeMS", milliseconds(time));
     }
-    gossip::append(times, command, &mut with)?;
+    cluster_time::append(times, command, &mut with)?;
     Ok(with.finish())
 }
 

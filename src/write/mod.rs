@@ -7,6 +7,7 @@ mod absent_collection;
 mod back_off;
 mod bulk;
 mod catalog_epoch;
+mod cluster_time;
 mod command;
 mod context;
 mod drop;

@@ -5,9 +5,10 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::Instant;
 
+use super::cluster_time;
 use super::context::{Context, TIME_MAX, end_of_time};
 use super::lease_left::LeaseLeft;
-use super::txn::{Transaction, gossip};
+use super::txn::Transaction;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
 use crate::command::batch::BatchCommand;
@@ -100,7 +101,7 @@ impl<'a> WriteOp<'a> {
 
     /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
     pub fn reservation_times(&self) -> Times {
-        gossip::known_times(self.protected, self.upstream)
+        cluster_time::known_times(self.protected, self.upstream)
     }
 
     /// Asserts that a write is forwarded only while all its keys are held: otherwise it could make a duplicate.

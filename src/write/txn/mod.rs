@@ -6,13 +6,13 @@
 
 pub mod client_transactions;
 mod commit;
-pub mod gossip;
 mod on_shards;
 pub mod pipeline;
 
 use bson::spec::{BinarySubtype, ElementType};
 use tokio::time::Instant;
 
+use super::cluster_time;
 use super::forward::milliseconds;
 use super::forward_error::ForwardError;
 use crate::catalog::Protected;
@@ -176,7 +176,7 @@ impl Transaction {
         append_fields(&mut fields, body, &API)?;
         let mut concern = Builder::new();
         append_fields(&mut concern, body, &["writeConcern"])?;
-        let time = gossip::latest(protected, body, upstream)?;
+        let time = cluster_time::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
         // Independent of the cluster's default.
@@ -249,7 +249,7 @@ impl Transaction {
             }
             None => None,
         };
-        let time = gossip::latest(protected, body, upstream)?;
+        let time = cluster_time::latest(protected, body, upstream)?;
         Ok(Some(Transaction::new(fields, opening, time, None)))
     }
 

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::change::{Change, PlannedChange, change_of};
 use super::document_keys::{self, DocumentAsRead};
+use super::first_try::{as_upsert, done_elsewhere, first_try, without_match};
 use super::old_reservations::{LostKeys, OldReservation, read_old, release_old};
 use super::result::StatementResult;
 use super::routed::AtOwner;
@@ -39,7 +40,6 @@ use crate::write::back_off::BackOff;
 use crate::write::forward::{Outcome, Sent, UnappliedReason};
 use crate::write::forward_error::ForwardError;
 use crate::write::reserve::ReserveOutcome;
-use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
 
 /// How often the statement may miss a document that is unchanged. Some values aren't equal to themselves in a server

@@ -8,6 +8,7 @@ pub mod document_keys;
 mod evaluation;
 pub mod existing_reservations;
 mod find_and_modify;
+mod first_try;
 mod in_place;
 mod in_transaction;
 mod old_reservations;

@@ -1,6 +1,7 @@
 //! Sends a statement about one document whose keys are held, and notes its outcome.
 
 use super::document_keys::{self, DocumentKeys};
+use super::first_try::first_try;
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
@@ -12,7 +13,6 @@ use crate::write::forward::{self, Acknowledged, Outcome, Sent};
 use crate::write::forward_error::ForwardError;
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
-use crate::write::retry::server_memory::first_try;
 
 /// The outcome of one try.
 pub enum InPlaceOutcome {

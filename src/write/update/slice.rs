@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use super::change::{Change, PlannedChange, change_of};
 use super::document_keys::{DocumentAsRead, read_several_outside};
+use super::first_try::may_be_done_elsewhere;
 use super::in_place::write;
 use super::old_reservations::{LostKeys, OldReservation, read_old, release_old};
 use super::result::StatementResult;
@@ -38,7 +39,6 @@ use crate::route::AskedFor;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
-use crate::write::retry::server_memory::may_be_done_elsewhere;
 
 /// The most statements in a slice. The keys of the last one stay reserved while all others are forwarded.
 pub const STATEMENTS_MAX: usize = 100;

@@ -1,6 +1,8 @@
 //! Reads the fields of a command that control how it runs, not what it does: its session and transaction, its concerns, its API
 //! version.
 
+use std::time::Duration;
+
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -33,6 +35,11 @@ pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Re
         }
     }
     Ok(())
+}
+
+/// A time limit as a command states it.
+pub fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }
 
 /// Whether a client's field controls how its command runs, so that Keyward sets it anew.

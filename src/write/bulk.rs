@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::acknowledged::Acknowledged;
 use super::command;
 use super::context::Context;
-use super::forward::{Acknowledged, milliseconds};
 use super::forward_error::ForwardError;
 use super::plan::{Plan, key_change};
 use super::txn::client_transactions::ask_to_end;
@@ -23,6 +23,7 @@ use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
 use crate::command::batch::must_be_stated;
 use crate::command::bulk::{BulkOperation, BulkWrite};
+use crate::command::running::milliseconds;
 use crate::command::shape::Form;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkReply, Times, WriteRefusal, loses_results};

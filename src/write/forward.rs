@@ -7,12 +7,12 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use bson::spec::ElementType;
-
+use super::acknowledged::Acknowledged;
 use super::cluster_time;
 use super::forward_error::ForwardError;
 use super::operation::WriteOp;
 use crate::command::batch::{BatchCommand, must_be_stated};
+use crate::command::running::milliseconds;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
@@ -95,49 +95,6 @@ pub struct Sent {
     pub by_majority: bool,
     /// The reply's body.
     pub body: Vec<u8>,
-}
-
-/// The members that must have a statement's effect before the server answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acknowledged {
-    /// Enough for a statement without effect: the server would wait for a majority even then.
-    ByPrimary,
-    /// A majority, even if the client asked for less.
-    ByMajority,
-}
-
-impl Acknowledged {
-    /// Appends a write concern.
-    pub fn append_concern(self, command: &mut Builder) {
-        command.open(ElementType::EmbeddedDocument, b"writeConcern");
-        self.append_w(command);
-        command.close();
-    }
-
-    /// Appends the write concern of the client's `command`, with this `w`.
-    pub fn append_concern_of(self, command: Doc<'_>, with: &mut Builder) -> Result<(), Malformed> {
-        with.open(ElementType::EmbeddedDocument, b"writeConcern");
-        self.append_w(with);
-        let of_client = command.nested("writeConcern")?.unwrap_or(Doc::empty());
-        // The client's `wtimeout` applies only to the `w` that the client asked for.
-        let is_raised = of_client.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
-        for element in of_client.elements() {
-            let element = element?;
-            if element.name != b"w" && !(is_raised && element.name == b"wtimeout") {
-                with.element(&element);
-            }
-        }
-        with.close();
-        Ok(())
-    }
-
-    /// Appends the `w` of a write concern.
-    fn append_w(self, concern: &mut Builder) {
-        match self {
-            Acknowledged::ByPrimary => concern.int32("w", 1),
-            Acknowledged::ByMajority => concern.string("w", b"majority"),
-        };
-    }
 }
 
 /// Forwards the statement at `index`, `rewritten` by Keyward, under the client's own number. `time` replaces the client's
@@ -278,9 +235,4 @@ fn with_write_concern(
     }
     cluster_time::append(times, command, &mut with)?;
     Ok(with.finish())
-}
-
-/// A time limit as a command states it.
-pub fn milliseconds(time: Duration) -> i32 {
-    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }

@@ -4,6 +4,7 @@
 //! that it can't protect. The refusal names the collection and the way out.
 
 mod absent_collection;
+mod acknowledged;
 mod back_off;
 mod bulk;
 mod catalog_epoch;

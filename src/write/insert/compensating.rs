@@ -5,12 +5,13 @@
 
 use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
+use crate::command::running::milliseconds;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::Draft;
-use crate::write::forward::{milliseconds, part_of_body, reply_within};
+use crate::write::forward::{part_of_body, reply_within};
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 

@@ -18,7 +18,7 @@ use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::definite::refused_before_execution;
 use crate::server::reply::{self, retried_statements};
-use crate::write::forward::Acknowledged;
+use crate::write::acknowledged::Acknowledged;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{ErrorReply, Failure};
 

@@ -14,8 +14,8 @@ use crate::reply::{Times, WriteRefusal};
 use crate::server::code::{MAX_TIME_MS_EXPIRED, NO_SUCH_TRANSACTION, TRANSACTION_TOO_OLD};
 use crate::server::reply;
 use crate::upstream::Connection;
+use crate::write::acknowledged::Acknowledged;
 use crate::write::back_off::BackOff;
-use crate::write::forward::Acknowledged;
 
 /// How often a commit of unknown outcome is sent: each repetition asks the server for the outcome.
 const COMMITS_MAX: usize = 5;

@@ -13,10 +13,9 @@ use bson::spec::{BinarySubtype, ElementType};
 use tokio::time::Instant;
 
 use super::cluster_time;
-use super::forward::milliseconds;
 use super::forward_error::ForwardError;
 use crate::catalog::Protected;
-use crate::command::running::{API, append_fields, session_of};
+use crate::command::running::{API, append_fields, milliseconds, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};

@@ -8,12 +8,11 @@
 //! If a part fails as a whole, the command ends with that part's reply. But if the client would lose the results of other operations,
 //! the part's operations get the error.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::acknowledged::Acknowledged;
+use super::client_body;
 use super::command;
 use super::context::Context;
 use super::forward_error::ForwardError;
@@ -21,11 +20,9 @@ use super::plan::{Plan, key_change};
 use super::txn::client_transactions::ask_to_end;
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
-use crate::command::batch::must_be_stated;
 use crate::command::bulk::{BulkOperation, BulkWrite};
 use crate::command::running::milliseconds;
-use crate::command::shape::Form;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::Doc;
 use crate::reply::{BulkReply, Times, WriteRefusal, loses_results};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
@@ -52,7 +49,7 @@ pub async fn bulk_write(
         // In a client's transaction only the commit counts.
         let part = match bulk.in_transaction || upstream.is_permitted_to_write() {
             true => {
-                let body = body(bulk, run.clone(), time_ms)?;
+                let body = client_body::of_operations(bulk, run.clone(), time_ms)?;
                 part(context, &bulk.operations[run.clone()], catalog, &body, upstream).await?
             }
             false => WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()),
@@ -123,42 +120,4 @@ async fn part(
         // An insert, an update or a delete has no other plan.
         _ => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
     }
-}
-
-/// The body of the command for the operations of `run`: the client's own without the fields that only `bulkWrite` has.
-fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<i32>) -> Result<Vec<u8>, Malformed> {
-    let first = &bulk.operations[run.start];
-    let namespace = &bulk.namespaces[first.namespace];
-    let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
-    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
-    let mut body = Builder::new();
-    body.string(first.form.name(), namespace.collection);
-    for element in bulk.body.elements().skip(1) {
-        let element = element?;
-        match element.name {
-            b"ops" | b"nsInfo" | b"cursor" | b"errorsOnly" | b"stmtId" | b"stmtIds" | b"maxTimeMS" | b"$db" => {}
-            b"let" if first.form == Form::Insert => {}
-            // A transaction begins once.
-            b"startTransaction" | b"readConcern" if bulk.in_transaction && run.start > 0 => {}
-            // The stable API doesn't know statement numbers. Parts without numbers keep the field, so its other rules stay
-            // enforced.
-            b"apiStrict" if numbers.is_some() => {}
-            // Keyward must learn whether an operation failed, so that it attempts none after it.
-            b"writeConcern" if bulk.unacknowledged => {
-                Acknowledged::ByPrimary.append_concern(&mut body);
-            }
-            _ => {
-                body.element(&element);
-            }
-        }
-    }
-    body.elements_where(namespace.entry, |field| field.name != b"ns")?;
-    if let Some(time_ms) = time_ms {
-        body.int32("maxTimeMS", time_ms);
-    }
-    if let Some(numbers) = numbers {
-        body.int32s("stmtIds", numbers.iter().copied());
-    }
-    body.string("$db", namespace.database);
-    Ok(body.finish())
 }

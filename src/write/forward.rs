@@ -1,20 +1,16 @@
 //! Sends statements to the server in the client's command, and reads their outcome.
 //!
-//! The rest of the client's command stays. Keyward keeps the statements' numbers where the server would renumber a part of a
-//! retryable write. An outcome that the reply leaves open is [`Outcome::InDoubt`]. A failure is definite only if its code says
+//! An outcome that the reply leaves open is [`Outcome::InDoubt`]. A failure is definite only if its code says
 //! that nothing was, or will be, done.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::acknowledged::Acknowledged;
-use super::cluster_time;
+use super::client_body::{self, NewFields};
 use super::forward_error::ForwardError;
 use super::operation::WriteOp;
-use crate::command::batch::{BatchCommand, must_be_stated};
-use crate::command::running::milliseconds;
 use crate::command::statement::StatementKind;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply;
@@ -48,7 +44,7 @@ pub async fn statements(
         return Ok(Err(WriteRefusal::outlasted(op.is_retryable())));
     }
     let times = op.reservation_times();
-    let body = part_of_body(op.command, list, positions.clone(), &times)?.finish();
+    let body = client_body::of_part(op.command, list, positions.clone(), &NewFields::times(&times))?;
     let statements = op.command.documents[positions]
         .iter()
         .map(|statement| statement.bytes());
@@ -109,7 +105,6 @@ pub async fn statement(
     acknowledged: Acknowledged,
     time: Option<Duration>,
 ) -> Result<Sent, ForwardError> {
-    let command = op.command;
     if !op.upstream.is_permitted_to_write() {
         let is_retryable = op.is_retryable();
         return Ok(Sent {
@@ -118,13 +113,16 @@ pub async fn statement(
             body: WriteRefusal::outlasted(is_retryable).body(&Times::default()),
         });
     }
-    let times = &op.reservation_times();
-    let list = kind.list();
-    let part = match list {
-        Some(list) => Cow::Owned(part_of_body(command, list, std::iter::once(index), times)?.finish()),
-        None => Cow::Borrowed(rewritten),
+    let new = NewFields {
+        acknowledged: Some(acknowledged),
+        time,
+        times: &op.reservation_times(),
     };
-    let body = with_write_concern(Doc::new(&part)?, acknowledged, time, times)?;
+    let list = kind.list();
+    let body = match list {
+        Some(list) => client_body::of_part(op.command, list, std::iter::once(index), &new)?,
+        None => client_body::of_statement(Doc::new(rewritten)?, &new)?,
+    };
     let draft = match list {
         Some(list) => Draft::with_documents(&body, list, [rewritten]),
         None => Draft::of_body(&body),
@@ -147,10 +145,13 @@ pub async fn questions(
     let Some(list) = kind.list().filter(|_| op.upstream.is_permitted_to_write()) else {
         return Ok(None);
     };
-    let times = &op.reservation_times();
+    let new = NewFields {
+        acknowledged: Some(Acknowledged::ByPrimary),
+        time: None,
+        times: &op.reservation_times(),
+    };
     let positions = rewritten.iter().map(|(position, _)| *position);
-    let part = part_of_body(op.command, list, positions, times)?.finish();
-    let body = with_write_concern(Doc::new(&part)?, Acknowledged::ByPrimary, None, times)?;
+    let body = client_body::of_part(op.command, list, positions, &new)?;
     let statements = rewritten.iter().map(|(_, statement)| statement.as_slice());
     let draft = Draft::with_documents(&body, list, statements);
     let reply = op.upstream.request(&draft).await?;
@@ -175,64 +176,4 @@ fn outcome(answer: Doc<'_>) -> Result<Outcome, Malformed> {
         0 => Outcome::NotApplied(UnappliedReason::NoMatch),
         _ => Outcome::Applied,
     })
-}
-
-/// The client's body without its batch `list`; the part of the batch at `positions` is sent beside it.
-pub fn part_of_body(
-    command: &BatchCommand<'_>,
-    list: &str,
-    positions: impl Iterator<Item = usize>,
-    times: &Times,
-) -> Result<Builder, Malformed> {
-    let retry = command.retry.as_ref();
-    let numbers = retry.map(|retry| {
-        positions
-            .map(|position| retry.retry_id(position).statement)
-            .collect::<Vec<_>>()
-    });
-    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
-    let mut part = Builder::new();
-    for element in command.body.elements() {
-        let element = element?;
-        match element.name {
-            b"stmtId" | b"stmtIds" | b"$clusterTime" => {}
-            name if name == list.as_bytes() => {}
-            // Keyward sets a new limit for an insert, within its lease.
-            b"maxTimeMS" if list == "documents" => {}
-            // The stable API doesn't know statement numbers. The other parts of the command still carry the field, so its other
-            // rules stay enforced.
-            b"apiStrict" if numbers.is_some() => {}
-            // Keyward must learn whether a document was refused, to release its keys.
-            b"writeConcern" if command.unacknowledged => {
-                Acknowledged::ByPrimary.append_concern(&mut part);
-            }
-            _ => {
-                part.element(&element);
-            }
-        }
-    }
-    if let Some(numbers) = numbers {
-        part.int32s("stmtIds", numbers);
-    }
-    cluster_time::append(times, command.body, &mut part)?;
-    Ok(part)
-}
-
-/// The command with the write concern `acknowledged`, and with the limit `time` if there is one.
-fn with_write_concern(
-    command: Doc<'_>,
-    acknowledged: Acknowledged,
-    time: Option<Duration>,
-    times: &Times,
-) -> Result<Vec<u8>, Malformed> {
-    let mut with = Builder::new();
-    with.elements_where(command, |element| {
-        !matches!(element.name, b"writeConcern" | b"$clusterTime") && (element.name != b"maxTimeMS" || time.is_none())
-    })?;
-    acknowledged.append_concern_of(command, &mut with)?;
-    if let Some(time) = time {
-        with.int32("maxTimeMS", milliseconds(time));
-    }
-    cluster_time::append(times, command, &mut with)?;
-    Ok(with.finish())
 }

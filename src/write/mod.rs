@@ -8,6 +8,7 @@ mod acknowledged;
 mod back_off;
 mod bulk;
 mod catalog_epoch;
+mod client_body;
 mod cluster_time;
 mod command;
 mod context;

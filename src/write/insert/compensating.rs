@@ -5,13 +5,13 @@
 
 use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
-use crate::command::running::milliseconds;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::Draft;
-use crate::write::forward::{part_of_body, reply_within};
+use crate::write::client_body::{self, NewFields};
+use crate::write::forward::reply_within;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 
@@ -35,9 +35,12 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
         return Ok(SentDocuments::refused(refusal, &Times::default(), ready.len()));
     }
     let positions = ready.iter().map(|candidate| candidate.position);
-    let mut body = part_of_body(op.command, "documents", positions, &op.reservation_times())?;
-    body.int32("maxTimeMS", milliseconds(time));
-    let body = body.finish();
+    let new = NewFields {
+        acknowledged: None,
+        time: Some(time),
+        times: &op.reservation_times(),
+    };
+    let body = client_body::of_part(op.command, "documents", positions, &new)?;
     let documents = ready.iter().map(|candidate| &*candidate.document);
     let draft = Draft::with_documents(&body, "documents", documents);
     reply_within(lease, async {

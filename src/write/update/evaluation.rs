@@ -1,71 +1,26 @@
 //! Makes the server evaluate a statement inside a transaction, and reads its documents before and after.
 //!
-//! The server evaluates the statement, so that Keyward reimplements no operator. Keyward pins a statement about one document to
-//! the document that it read, which the server picks or could have picked as well. If a query may select other documents the
-//! next time, Keyward pins a statement about many documents to all of them.
+//! The server evaluates the statement, so that Keyward reimplements no operator.
 
 use std::collections::HashSet;
-use std::slice;
 
 use bson::spec::ElementType;
 
-use super::document_keys::{self, DocumentKeys, with_same_keys};
+use super::document_keys::{self, DocumentKeys};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::ReservationDiff;
 use super::result::{Evaluation, StatementResult};
-use super::routed::AtOwner;
-use crate::catalog::Protected;
+use super::selected::{Places, Selected, are_places_equal, id_document, ids_of};
 use crate::claims::unregistered_token;
-use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
-use crate::command::key_update::names_a_position;
-use crate::command::statement::{Selection, Statement, StatementKind};
-use crate::constraint::id_identity;
-use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::route::{AskedFor, nowhere};
+use crate::command::filter_rewriting::pin;
+use crate::command::statement::{Selection, Statement};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
-/// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
-const COMPARED_BYTES_MAX: usize = 1 << 20;
-
-/// Whether documents are where Keyward expects them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
-    /// By the shard key that Keyward knows, `_id` and shard key name one document.
-    Believed,
-    /// A statement showed that this isn't so: another client has changed the shard key. Keyward reads all documents with the
-    /// `_id`s, on all shards.
-    Doubted,
-}
-
-/// The documents that a statement selects, and the query that selects them on the server.
-struct Selected {
-    /// The documents before the statement. If the statement may move them, all others with their `_id`s are included.
-    before: Vec<DocumentKeys>,
-    /// The documents that an upsert may get the `_id` of, if it is read again by that alone.
-    beside: Vec<DocumentKeys>,
-    /// Whether the statement moves none of them to another shard.
-    stay_in_place: bool,
-    /// The query that names these documents; none if the client's own query is sent.
-    query: Option<Vec<u8>>,
-    /// Whether the statement selects more documents, so that Keyward must run it again for them.
-    is_part: bool,
-    /// Whether the client's query may select other documents the next time.
-    is_fickle: bool,
-    /// Whether the statement can change only the one document of `before`, in its place, whatever the shard key is.
-    is_alone: bool,
-}
-
-impl Selected {
-    /// Whether the statement can change only one document, and `after` is it, at its place.
-    fn is_alone_with(&self, after: &DocumentKeys) -> bool {
-        self.is_alone && are_places_equal(&self.before, slice::from_ref(after))
-    }
-}
-
-impl<'a> Statement<'a> {
+impl Statement<'_> {
     /// Makes the server evaluate the statement and updates the reservations, all in `transaction`.
     pub async fn evaluate(
         self,
@@ -127,141 +82,6 @@ impl<'a> Statement<'a> {
             false => StatementResult::Reply(reply),
         };
         reserve(op, transaction, &selected.before, &after, ran).await
-    }
-
-    /// Reads the documents that the statement selects, and pins the statement to them. The inner error is the result of a
-    /// statement that can't be evaluated.
-    async fn select(
-        self,
-        op: &mut WriteOp<'_>,
-        transaction: &mut Transaction,
-        places: Places,
-    ) -> Result<Result<Selected, Evaluation>, Failure> {
-        let (protected, documents_max) = (op.protected, op.context.documents_max());
-        let selection = self.selection_with_others(self.is_collated(protected)?)?;
-        let mut documents = Vec::new();
-        let is_compared = self.compares_document()?;
-        let (most, keep) = (documents_max + 1, is_compared.then_some(&mut documents));
-        let selected = self
-            .read_selected(op, &selection, (most, places), keep, transaction)
-            .await;
-        let mut selected = match selected {
-            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
-                return Ok(Err(Evaluation::ReadRefused(refused)));
-            }
-            selected => selected?,
-        };
-        let is_alone = self.drop_others(&mut selected) && !selection.is_single;
-        let query = self.query()?.unwrap_or(Doc::empty());
-        let can_be_named = document_keys::in_one_query(ids_of(&selected));
-        let is_fickle = is_fickle(query)?;
-        let most = match is_fickle || selected.len() > documents_max {
-            true => documents_max.min(can_be_named),
-            false => documents_max,
-        };
-        // On a server, too, a delete of many documents isn't atomic.
-        let is_part = selected.len() > most && self.kind == StatementKind::Delete;
-        if is_part {
-            selected.truncate(most);
-        } else if selected.len() > most {
-            return Ok(Err(Evaluation::too_many(protected, documents_max)));
-        }
-        let names_ids = is_part || is_fickle && !selected.is_empty();
-        let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;
-        // A query that names documents only by `_id` may also select others with the same `_id`.
-        let stay_in_place = places == Places::Believed
-            && !self.is_collated(protected)?
-            && (self.is_single || !names_ids)
-            && self.leaves_in_place(protected, &selected)?
-            && is_compared == self.deletes_one()?
-            && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX);
-        let before = match stay_in_place {
-            true => selected,
-            false => self.all_with_these_ids(op, selected, places, transaction).await?,
-        };
-        let beside = self.beside_inserted(op, &before, transaction).await?;
-        let query = match before.first().filter(|_| self.is_single) {
-            Some(first) => {
-                let document = documents.first().filter(|_| stay_in_place);
-                Some(pinned(protected, query, first, document.map(Vec::as_slice))?)
-            }
-            None if names_ids => Some(both(Doc::new(&these)?, query)),
-            None => self.without_documents(protected, transaction)?,
-        };
-        Ok(Ok(Selected {
-            before,
-            beside,
-            stay_in_place,
-            query,
-            is_part,
-            is_fickle,
-            is_alone: is_alone && stay_in_place,
-        }))
-    }
-
-    /// The documents with the `_id` of an upsert's query, on all shards, if it selects none, and doesn't determine the shard of a new
-    /// document. The read of the new document then finds these, too.
-    async fn beside_inserted(
-        self,
-        op: &mut WriteOp<'_>,
-        selected: &[DocumentKeys],
-        transaction: &mut Transaction,
-    ) -> Result<Vec<DocumentKeys>, Failure> {
-        let protected = op.protected;
-        let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
-        if !self.is_upsert || !selected.is_empty() || ids_are_unique {
-            return Ok(Vec::new());
-        }
-        // Under a collation no router finds the shard, so the new document is read on all of them.
-        if !protected.is_collated && self.inserts_at(protected)?.is_some() {
-            return Ok(Vec::new());
-        }
-        let Some(id) = equality(self.query()?.unwrap_or(Doc::empty()), "_id")? else {
-            return Ok(Vec::new());
-        };
-        let id = id_document(Element { name: b"_id", ..id });
-        document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
-    }
-
-    /// The query of a statement that selects no document, if Keyward doesn't send the client's own.
-    fn without_documents(self, protected: &Protected, transaction: &Transaction) -> Result<Option<Vec<u8>>, Malformed> {
-        let query = self.query()?.unwrap_or(Doc::empty());
-        Ok(match is_fickle(query)? && !self.is_upsert {
-            _ if !transaction.is_clients() && AskedFor::by_statement(self, protected).is_some() => {
-                Some(nowhere(query, protected)?)
-            }
-            true => Some(nothing(query)?),
-            false => None,
-        })
-    }
-
-    /// Reads the documents that the statement selects. A document by a key is read at the key's owner first.
-    async fn read_selected(
-        self,
-        op: &mut WriteOp<'_>,
-        selection: &Selection<'_>,
-        (most, places): (usize, Places),
-        mut kept: Option<&mut Vec<Vec<u8>>>,
-        transaction: &mut Transaction,
-    ) -> Result<Vec<DocumentKeys>, Failure> {
-        let protected = op.protected;
-        let at_owner = match transaction.is_clients() || places == Places::Doubted {
-            true => None,
-            false => AtOwner::of(self, op).await?,
-        };
-        if let Some(at_owner) = at_owner {
-            let selection = Selection {
-                query: Some(Doc::new(&at_owner.query)?),
-                ..*selection
-            };
-            let kept = kept.as_deref_mut();
-            let found = document_keys::read(protected, &selection, most, kept, transaction, op.upstream).await?;
-            at_owner.note(!found.is_empty(), op);
-            if !found.is_empty() {
-                return Ok(found);
-            }
-        }
-        document_keys::read(protected, selection, most, kept, transaction, op.upstream).await
     }
 
     /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents
@@ -370,76 +190,6 @@ impl<'a> Statement<'a> {
                 .map(|refused| StatementResult::ErrorReply(refused.body)),
         })
     }
-
-    /// Whether Keyward pins the statement to the values of the one document that it deletes. That takes an expression, which the
-    /// server refuses beside a positional projection.
-    fn compares_document(self) -> Result<bool, Malformed> {
-        Ok(self.deletes_one()? && !names_a_position(self.raw)?)
-    }
-
-    fn deletes_one(self) -> Result<bool, Malformed> {
-        Ok(self.is_single && self.deletes()?)
-    }
-
-    /// Whether the server may take different `_id`s for equal.
-    fn is_collated(self, protected: &Protected) -> Result<bool, Malformed> {
-        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
-        Ok(protected.is_collated || collation.is_some())
-    }
-
-    /// Reads all documents that have the `_id`s of the selected ones. On shards several documents may have one `_id`, and under
-    /// a collation several `_id`s are equal. So the server may pick another document than the pinned one, and the read after
-    /// the statement can't tell them apart. The read before it must therefore include all of them. The selected document stays
-    /// first.
-    async fn all_with_these_ids(
-        self,
-        op: &mut WriteOp<'_>,
-        selected: Vec<DocumentKeys>,
-        places: Places,
-        transaction: &mut Transaction,
-    ) -> Result<Vec<DocumentKeys>, Failure> {
-        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
-        let protected = op.protected;
-        let is_collated = self.is_collated(protected)?;
-        let is_by_id = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
-        let ids_are_unique = is_by_id && places == Places::Believed;
-        if ids_are_unique && !is_collated || selected.is_empty() {
-            return Ok(selected);
-        }
-        let ids: Vec<&[u8]> = ids_of(&selected).collect();
-        let mut all =
-            document_keys::read_these(protected, &ids, self.under(collation)?, transaction, op.upstream).await?;
-        if let Some(first) = all.iter().position(|document| document.owner == selected[0].owner) {
-            all.swap(0, first);
-        }
-        Ok(all)
-    }
-}
-
-/// The documents' `{_id}`s.
-fn ids_of(documents: &[DocumentKeys]) -> impl Iterator<Item = &[u8]> {
-    documents.iter().map(|document| document.id.as_slice())
-}
-
-/// `query`, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the
-/// values in the query, the server can only delete the document that Keyward read. If that document has no keys, the server may
-/// delete another one without keys; that changes no reservation.
-fn pinned(
-    protected: &Protected,
-    query: Doc<'_>,
-    target: &DocumentKeys,
-    document: Option<&[u8]>,
-) -> Result<Vec<u8>, Malformed> {
-    let query = pin(query, &target.id, &target.owner)?;
-    match document {
-        Some(document) => with_same_keys(
-            protected.constraints.iter(),
-            &[],
-            Doc::new(&query)?,
-            Doc::new(document)?,
-        ),
-        None => Ok(query),
-    }
 }
 
 /// Updates the reservations from the keys `before` to those `after` the statement, whose result is `ran`.
@@ -466,21 +216,6 @@ async fn reserve(
     })
 }
 
-/// Whether the documents `after` are exactly those `before`, at the same places.
-fn are_places_equal(before: &[DocumentKeys], after: &[DocumentKeys]) -> bool {
-    let places = |documents: &[DocumentKeys]| {
-        let place = |document: &DocumentKeys| {
-            let (_, route) = document.place();
-            // A replacement may turn the `_id` 1 into 1.0.
-            (id_identity(&document.owner.id), route.map(<[u8]>::to_vec))
-        };
-        let mut places: Vec<_> = documents.iter().map(place).collect();
-        places.sort_unstable();
-        places
-    };
-    places(before) == places(after)
-}
-
 /// The reply to a refused statement without any effect left: a router also counts the effects on the other shards.
 fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut undone = Builder::new();
@@ -493,11 +228,4 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
         };
     }
     Ok(undone.finish())
-}
-
-/// An upserted `_id` as a document `{_id}`.
-fn id_document(id: Element<'_>) -> Vec<u8> {
-    let mut document = Builder::new();
-    document.append(id.kind, b"_id", id.value);
-    document.finish()
 }

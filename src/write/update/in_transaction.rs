@@ -6,9 +6,9 @@
 
 use tokio::time::Instant;
 
-use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::result::{Evaluation, ReservationConflict, StatementResult};
+use super::selected::Places;
 use super::statement_run::StatementRun;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;

@@ -17,6 +17,7 @@ pub mod reservation_conflict;
 pub mod reservation_diff;
 pub mod result;
 mod routed;
+mod selected;
 mod sending;
 mod shown;
 mod slice;

@@ -1,6 +1,6 @@
 //! Holds one statement in progress, with everything needed to run it.
 
-use super::evaluation::Places;
+use super::selected::Places;
 use crate::claims::WriteGuard;
 use crate::command::statement::Statement;
 use crate::reservation::{RetryId, Token};

@@ -24,6 +24,7 @@ mod reserving;
 mod sessions;
 mod snapshot;
 mod sort_keys;
+mod store_error;
 mod time_out;
 mod transaction;
 mod walk;
@@ -41,15 +42,13 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use crate::constraint::{Constraint, ConstraintName, DuplicateKey, Key};
+use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
 use crate::raw::Builder;
 use crate::reply::Times;
 use crate::reservation::Token;
-use crate::server::driver;
 use crate::server::reply::StatementError;
 use crate::traces::{ProxyRequest, asking};
-use crate::upstream::WIRE_VERSION_MIN;
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
@@ -72,6 +71,7 @@ pub use placeholder::TakenOver;
 pub use reservation::{Owner, Reservation, ReservationVersion, owner_in, stored_owner};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
+pub use store_error::StoreError;
 pub use time_out::{READ_MAX, answered};
 pub use walk::{ProxyDocument, Unreadable, id_of};
 
@@ -81,66 +81,6 @@ const KEYS_MAX: usize = 1_000;
 
 /// How long Keyward waits for a key's owner, if it can search all shards instead.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Why the cluster gave no definite answer. A change may have taken effect, or may yet, unless the variant or its error code proves
-/// otherwise.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum StoreError {
-    /// The driver failed, or the server refused.
-    #[error("{}", driver::in_words(.0))]
-    Driver(#[from] mongodb::error::Error),
-    /// No answer came in time. It is unknown whether the command took effect, or still will.
-    #[error("no answer within {} s", .0.as_secs_f32())]
-    TimedOut(Duration),
-    /// It is unknown whether a key is reserved, and for which owner.
-    #[error("the cluster gave no sure answer about a reservation")]
-    Unsure,
-    /// The constraint has another definition or strategy in the cluster by now, or is being removed there.
-    #[error("the constraint was changed or removed in the cluster")]
-    Redefined,
-    /// Other Keywards may presume this one gone by now.
-    #[error("this Keyward may not write any more, because its entry in the register of Keywards may be gone")]
-    Outlasted,
-    /// Keyward is shutting down.
-    #[error("shutting down")]
-    Closed,
-    /// An open transaction has written to a reservation that was to be changed.
-    #[error("a transaction that is still open holds it up")]
-    Busy,
-    /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now. So Keyward can't
-    /// prove that the owner never comes.
-    #[error(
-        "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
-    )]
-    Unroutable,
-    /// The server's version doesn't report which statements of a retry it had carried out before (`retriedStmtIds`).
-    #[error(
-        "a server speaks wire version {0}; Keyward needs {WIRE_VERSION_MIN} (MongoDB 6.0) or newer, since older routers don't say \
-         which statements of a retry were carried out before"
-    )]
-    TooOld(i32),
-    /// The reply to a repeated write doesn't name the statement (`retriedStmtIds`), whatever version the server states.
-    #[error(
-        "the reply to a repeated write has no retriedStmtIds, without which a retry could release keys that its first try has used; \
-         connect Keyward to a mongos or a replica set of MongoDB 6.0 or newer, with nothing in between that changes replies"
-    )]
-    Forgetful,
-    /// Clients have made a constraint that this Keyward doesn't reserve for.
-    #[error("this Keyward hasn't applied the constraints that clients made there")]
-    Unfollowed,
-    /// The keys of documents that were written past Keyward couldn't be reserved.
-    #[error("keys of documents that were written past Keyward couldn't be reserved")]
-    Unrepaired,
-    /// A client made a constraint, and this Keyward can't know of it.
-    #[error(
-        "a client made the constraint {0}, and Keyward's user may not read keyward.clientConstraints; grant that \
-         privilege (docs/security.md), and restart this Keyward"
-    )]
-    OfClient(ConstraintName),
-    /// A reply, or a document of a proxy collection, doesn't have the expected form.
-    #[error("{0} is not what it must be")]
-    Unexpected(&'static str),
-}
 
 /// The managed collection of one constraint, and the protected collection that it guards.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@
 //! on. So replies keep their order, and nothing else ever uses the upstream connection meanwhile. Any doubt about where
 //! a message begins or what a reply answers ends both connections.
 
+mod action;
 mod client_span;
 mod closing;
 mod cursor_id;

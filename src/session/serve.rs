@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+use super::action::{Action, ReplyTo};
 use super::judgement::Judged;
 use super::refusals::RefusalLog;
 use super::registration::Registration;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
-use super::routed::PinnedRead;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
@@ -23,31 +23,12 @@ use crate::indexes::{self, ClientAddress, IndexCommand};
 use crate::prepare::has_definitions;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
-use crate::server::cursor;
 use crate::stream::Incoming;
-use crate::traces::{CommandSpan, note_outcome};
+use crate::traces::CommandSpan;
 use crate::upstream::Connection;
-use crate::wire::{Compressor, Envelope, Message, OpMsg, Rejection, Request, Treatment};
+use crate::wire::{Compressor, Message, OpMsg, Request, Treatment};
 use crate::write::plan::Plan;
 use crate::write::{self, CatalogEpoch, Served, TransactionId};
-
-/// The action once the message has been judged, and served if it must be.
-enum Action {
-    /// The client gets this message.
-    Answer(Vec<u8>),
-    /// The client gets this message, and reads a cursor.
-    AnswerWithCursor(Vec<u8>),
-    /// The client gets nothing.
-    Silence,
-    /// Keyward forwards the message unchanged, and this reply is pending.
-    Forward(Option<PendingReply>),
-    /// Keyward judges the message anew once no reply is pending.
-    JudgeAnew,
-    /// Keyward carries out the `aggregate` with `$merge` in this whole message, and then answers.
-    Merge(Vec<u8>, ReplyTo),
-    /// Keyward sends the read to the owner's shard, and then answers or forwards the message, whose reply is then pending.
-    Read(Box<PinnedRead>, ReplyTo, Option<PendingReply>),
-}
 
 /// The effects that a message may have once it goes on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -461,50 +442,5 @@ impl MessageHandler<'_> {
             }
         }
         Ok(served)
-    }
-}
-
-/// The message that Keyward replies to, and the number of the reply.
-#[derive(Clone, Copy)]
-struct ReplyTo {
-    envelope: Envelope,
-    reply_id: i32,
-}
-
-impl ReplyTo {
-    fn answer(self, body: &[u8]) -> Result<Action, End> {
-        note_outcome(body);
-        if !self.envelope.wants_reply() {
-            return Ok(Action::Silence);
-        }
-        let reply = self.envelope.reply(body, self.reply_id).map_err(Rejection::from)?;
-        Ok(Action::Answer(reply))
-    }
-
-    /// Answers with `body`, which may leave a cursor open.
-    fn answer_with_cursor(self, body: &[u8]) -> Result<Action, End> {
-        let more = Doc::new(body)
-            .and_then(cursor::more)
-            .map_err(write::ForwardError::from)?;
-        self.answer_leaving(more.is_some(), body)
-    }
-
-    fn answer_leaving(self, leaves_cursor: bool, body: &[u8]) -> Result<Action, End> {
-        Ok(match (self.answer(body)?, leaves_cursor) {
-            (Action::Answer(reply), true) => Action::AnswerWithCursor(reply),
-            (action, _) => action,
-        })
-    }
-
-    /// Treats a message that is turned down as the server does.
-    fn turn_down(self, rejection: &Rejection) -> Result<Action, End> {
-        match rejection.treatment() {
-            Treatment::Close => Err(rejection.clone().into()),
-            Treatment::Answer(error) if self.envelope.wants_reply() => {
-                let reply = self.envelope.error(rejection, &error, self.reply_id);
-                Ok(Action::Answer(reply))
-            }
-            Treatment::Answer(_) | Treatment::Ignore => Ok(Action::Silence),
-        }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection};
 
-use super::definition::{DEFINITIONS, definition_id};
+use super::stored_definition::{DEFINITIONS, definition_id};
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::proxy_collection::{StoreError, answered};

@@ -7,9 +7,9 @@ use mongodb::Client;
 use mongodb::options::ReadConcern;
 
 use super::backfill_claim::is_claimed;
-use super::definition::{DEFINITIONS, ENFORCED_IN, OF_CLIENT, state_of};
 use super::position::BACKFILL_EPOCH_FIELD;
 use super::removal::REMOVAL_FIELD;
+use super::stored_definition::{DEFINITIONS, ENFORCED_IN, OF_CLIENT, state_of};
 use super::{ConstraintState, Removal};
 use crate::constraint::ConstraintName;
 use crate::namespace::Namespace;

@@ -24,6 +24,7 @@ mod removal;
 mod report;
 mod reserving;
 mod sharding;
+mod stored_definition;
 mod writes_at_work;
 mod written_past;
 
@@ -50,10 +51,7 @@ use crate::upstream::WIRE_VERSION_MIN;
 pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
-pub use definition::{
-    ConstraintState, DEFINITIONS, Standing, begin_build, definition_id, replace_ended_definition,
-    suspend_unless_enforced,
-};
+pub use definition::{Standing, begin_build, replace_ended_definition, suspend_unless_enforced};
 pub use dry_run::find_duplicates;
 pub use error::PrepareError;
 pub use existing::Existing;
@@ -65,6 +63,7 @@ pub use removal::Removal;
 pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
+pub use stored_definition::{ConstraintState, DEFINITIONS, definition_id};
 pub use written_past::{note_written_past, written_past};
 
 /// Prepares all `constraints` in their order, but backfills no documents for those `deferred`. Returns the prepared constraints, and those

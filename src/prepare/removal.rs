@@ -13,8 +13,8 @@ use bson::{Bson, Document, doc};
 use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
-use super::definition::{DEFINITIONS, OF_CLIENT, definition_id};
 use super::position::BACKFILL_EPOCH_FIELD;
+use super::stored_definition::{DEFINITIONS, OF_CLIENT, definition_id};
 use super::{ConstraintState, KnownDefinition};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};

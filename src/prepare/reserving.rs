@@ -9,10 +9,11 @@ use mongodb::Client;
 
 use super::backfill;
 use super::backfill_claim::BackfillClaims;
-use super::definition::{ConstraintState, Definitions, definition_id};
+use super::definition::Definitions;
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
+use super::stored_definition::{ConstraintState, definition_id};
 use super::{Collection, PrepareError, standings, suspend};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;

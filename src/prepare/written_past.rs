@@ -6,7 +6,7 @@ use bson::{Document, doc};
 use mongodb::Client;
 use mongodb::options::ReadConcern;
 
-use super::definition::{DEFINITIONS, definition_id};
+use super::stored_definition::{DEFINITIONS, definition_id};
 use crate::constraint::Constraint;
 use crate::proxy_collection::{READ_MAX, StoreError, answered};
 

@@ -68,10 +68,9 @@ impl Statement<'_> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection_with_others(self.is_collated(protected)?)?;
         let mut documents = Vec::new();
-        let is_compared = self.compares_document()?;
-        let (most, keep) = (documents_max + 1, is_compared.then_some(&mut documents));
+        let keep = self.compares_document()?.then_some(&mut documents);
         let selected = self
-            .read_selected(op, &selection, (most, places), keep, transaction)
+            .read_selected(op, &selection, (documents_max + 1, places), keep, transaction)
             .await;
         let mut selected = match selected {
             Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
@@ -80,29 +79,16 @@ impl Statement<'_> {
             selected => selected?,
         };
         let is_alone = self.drop_others(&mut selected) && !selection.is_single;
-        let query = self.query()?.unwrap_or(Doc::empty());
-        let can_be_named = document_keys::in_one_query(ids_of(&selected));
-        let is_fickle = is_fickle(query)?;
-        let most = match is_fickle || selected.len() > documents_max {
-            true => documents_max.min(can_be_named),
-            false => documents_max,
-        };
-        // On a server, too, a delete of many documents isn't atomic.
-        let is_part = selected.len() > most && self.kind == StatementKind::Delete;
-        if is_part {
-            selected.truncate(most);
-        } else if selected.len() > most {
+        let Some(is_part) = self.drop_too_many(&mut selected, documents_max)? else {
             return Ok(Err(Evaluation::too_many(protected, documents_max)));
-        }
+        };
+        let is_fickle = is_fickle(self.query()?.unwrap_or(Doc::empty()))?;
         let names_ids = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;
         // A query that names documents only by `_id` may also select others with the same `_id`.
         let stay_in_place = places == Places::Believed
-            && !self.is_collated(protected)?
             && (self.is_single || !names_ids)
-            && self.leaves_in_place(protected, &selected)?
-            && is_compared == self.deletes_one()?
-            && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX);
+            && self.stay_in_place(protected, &selected, &documents)?;
         let before = match stay_in_place {
             true => selected,
             false => self.all_with_these_ids(op, selected, places, transaction).await?,
@@ -111,9 +97,9 @@ impl Statement<'_> {
         let query = match before.first().filter(|_| self.is_single) {
             Some(first) => {
                 let document = documents.first().filter(|_| stay_in_place);
-                Some(pinned(protected, query, first, document.map(Vec::as_slice))?)
+                Some(self.pinned(protected, first, document.map(Vec::as_slice))?)
             }
-            None if names_ids => Some(both(Doc::new(&these)?, query)),
+            None if names_ids => Some(both(Doc::new(&these)?, self.query()?.unwrap_or(Doc::empty()))),
             None => self.without_documents(protected, transaction)?,
         };
         Ok(Ok(Selected {
@@ -125,6 +111,34 @@ impl Statement<'_> {
             is_fickle,
             is_alone: is_alone && stay_in_place,
         }))
+    }
+
+    /// Drops the documents of a delete of many that don't fit into one evaluation, and returns whether there were any. `None` if
+    /// another statement selects more.
+    fn drop_too_many(self, selected: &mut Vec<DocumentKeys>, documents_max: usize) -> Result<Option<bool>, Malformed> {
+        let can_be_named = document_keys::in_one_query(ids_of(selected));
+        let is_named = selected.len() > documents_max || is_fickle(self.query()?.unwrap_or(Doc::empty()))?;
+        let most = match is_named {
+            true => documents_max.min(can_be_named),
+            false => documents_max,
+        };
+        let is_part = selected.len() > most;
+        selected.truncate(most);
+        // On a server, too, a delete of many documents isn't atomic.
+        Ok((!is_part || self.kind == StatementKind::Delete).then_some(is_part))
+    }
+
+    /// Whether the statement moves none of the `selected` documents to another shard. The `documents` are those that it is compared with.
+    fn stay_in_place(
+        self,
+        protected: &Protected,
+        selected: &[DocumentKeys],
+        documents: &[Vec<u8>],
+    ) -> Result<bool, Malformed> {
+        Ok(!self.is_collated(protected)?
+            && self.leaves_in_place(protected, selected)?
+            && self.compares_document()? == self.deletes_one()?
+            && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX))
     }
 
     /// The documents with the `_id` of an upsert's query, on all shards, if it selects none, and doesn't determine the shard of a new
@@ -149,6 +163,27 @@ impl Statement<'_> {
         };
         let id = id_document(Element { name: b"_id", ..id });
         document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
+    }
+
+    /// The statement's query, pinned to the document of `target`. If `document` is given, also to the values that its keys are made
+    /// of. With the values in the query, the server can only delete the document that Keyward read. If that document has no keys, the
+    /// server may delete another one without keys; that changes no reservation.
+    fn pinned(
+        self,
+        protected: &Protected,
+        target: &DocumentKeys,
+        document: Option<&[u8]>,
+    ) -> Result<Vec<u8>, Malformed> {
+        let query = pin(self.query()?.unwrap_or(Doc::empty()), &target.id, &target.owner)?;
+        match document {
+            Some(document) => with_same_keys(
+                protected.constraints.iter(),
+                &[],
+                Doc::new(&query)?,
+                Doc::new(document)?,
+            ),
+            None => Ok(query),
+        }
     }
 
     /// The query of a statement that selects no document, if Keyward doesn't send the client's own.
@@ -240,27 +275,6 @@ impl Statement<'_> {
 /// The documents' `{_id}`s.
 pub fn ids_of(documents: &[DocumentKeys]) -> impl Iterator<Item = &[u8]> {
     documents.iter().map(|document| document.id.as_slice())
-}
-
-/// `query`, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the
-/// values in the query, the server can only delete the document that Keyward read. If that document has no keys, the server may
-/// delete another one without keys; that changes no reservation.
-fn pinned(
-    protected: &Protected,
-    query: Doc<'_>,
-    target: &DocumentKeys,
-    document: Option<&[u8]>,
-) -> Result<Vec<u8>, Malformed> {
-    let query = pin(query, &target.id, &target.owner)?;
-    match document {
-        Some(document) => with_same_keys(
-            protected.constraints.iter(),
-            &[],
-            Doc::new(&query)?,
-            Doc::new(document)?,
-        ),
-        None => Ok(query),
-    }
 }
 
 /// Whether the documents `after` are exactly those `before`, at the same places.

@@ -185,6 +185,10 @@ impl Verification<'_> {
             None => Fault::Duplicate(others, false),
             Some(reservation) if reservation.owner == owner => return None,
             Some(reservation) if others.contains(&reservation.owner) => Fault::Duplicate(others, true),
+            // It names none of them by its place. All the same, only one of them may hold the key.
+            Some(reservation) if reservation.owner.has_same_id_as(&owner) && !others.is_empty() => {
+                Fault::Duplicate(others, true)
+            }
             Some(reservation) if reservation.owner.has_same_id_as(&owner) => {
                 // Before the collection was sharded as it is now, it had another form.
                 if !reservation.owner.has_route_by(&self.protected.shard_key) {

@@ -13,5 +13,6 @@ mod repeated;
 mod reported;
 mod restored;
 mod run;
+mod same_id;
 mod shapes;
 mod strict;

@@ -1,13 +1,17 @@
 //! Reads and changes the list of clients' constraints in the cluster: one document, by compare-and-set on its version.
+//!
+//! If the document is gone, the list is empty, and has the version 0. A list that is made anew begins with a version that no former list had:
+//! a Keyward may still apply a former one, and its entry in the register says so by the version alone.
 
 use std::future::IntoFuture;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bson::{Document, doc};
 use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
 use super::ClientConstraints;
-use crate::fleet::DATABASE;
+use crate::fleet::{DATABASE, Register};
 use crate::proxy_collection::{READ_MAX, StoreError, answered};
 use crate::server::{code, driver};
 
@@ -40,6 +44,7 @@ impl FoundList {
 #[derive(Debug, Clone)]
 pub struct ClientConstraintStore {
     collection: Collection<Document>,
+    register: Register,
 }
 
 impl ClientConstraintStore {
@@ -47,6 +52,7 @@ impl ClientConstraintStore {
     fn of(client: &Client) -> ClientConstraintStore {
         ClientConstraintStore {
             collection: client.database(DATABASE).collection(COLLECTION),
+            register: Register::of(client),
         }
     }
 
@@ -80,7 +86,11 @@ impl ClientConstraintStore {
     /// # Errors
     /// [`StoreError`] if it can't be had, or this version can't keep one of its constraints.
     pub async fn read(&self) -> Result<ClientConstraints, StoreError> {
-        Ok(self.read_unless(-1).await?.unwrap_or_default())
+        let find = self.collection.find_one(doc! { "_id": LIST });
+        let find = find.read_concern(ReadConcern::majority());
+        let found = answered(find.into_future()).await?;
+        let list = found.as_ref().map(ClientConstraints::read).transpose()?;
+        Ok(list.unwrap_or_default())
     }
 
     /// The list as [`ClientConstraintStore::read`] returns it, or nothing if it still has this version.
@@ -88,12 +98,16 @@ impl ClientConstraintStore {
     /// # Errors
     /// The same.
     pub async fn read_unless(&self, version: i64) -> Result<Option<ClientConstraints>, StoreError> {
-        let find = self
-            .collection
-            .find_one(doc! { "_id": LIST, "version": { "$ne": version } });
+        // The list may be long, and seldom changes.
+        let find = self.collection.find_one(doc! { "_id": LIST });
+        let find = find.projection(doc! { "version": 1 });
         let find = find.read_concern(ReadConcern::majority());
-        let found = answered(find.into_future()).await?;
-        found.as_ref().map(ClientConstraints::read).transpose()
+        let there = answered(find.into_future()).await?;
+        if there.map_or(Some(0), |there| there.get_i64("version").ok()) == Some(version) {
+            return Ok(None);
+        }
+        let list = self.read().await?;
+        Ok((list.version != version).then_some(list))
     }
 
     /// The list, now or later than now: a deposed primary can't answer this read.
@@ -131,14 +145,25 @@ impl ClientConstraintStore {
     /// Replaces the list by `list`, which was read and changed; gives whether that was the current one.
     pub(super) async fn replace(&self, mut list: ClientConstraints) -> Result<bool, StoreError> {
         let before = list.version;
-        list.version += 1;
         if before == 0 {
             let first = doc! { "$setOnInsert": ClientConstraints::default().document() };
             let upsert = self.collection.update_one(doc! { "_id": LIST }, first).upsert(true);
             answered(upsert.into_future()).await?;
+            list.version = self.version_before_first().await?;
         }
+        list.version += 1;
         let current = doc! { "_id": LIST, "version": before };
         let replace = self.collection.replace_one(current, list.document());
         Ok(answered(replace.into_future()).await?.matched_count == 1)
+    }
+
+    /// A version that no former list has reached: a list that was deleted may have been applied. A list changes less than once in a
+    /// millisecond. The register makes up for a clock that was set back.
+    async fn version_before_first(&self) -> Result<i64, StoreError> {
+        let entries = self.register.recent().await?;
+        let noted = entries.iter().filter_map(|entry| entry.clients_version).max();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(now.as_millis()).unwrap_or_default();
+        Ok(noted.map_or(now, |noted| noted.max(now)))
     }
 }

@@ -83,6 +83,13 @@ impl RegisterEntry {
         self.is_everywhere || self.collections.contains(&namespace.to_string())
     }
 
+    /// Whether it may still go by a list of clients' constraints before this `version`. The version 0 means that the list is gone: then any
+    /// other version is a former one.
+    pub fn is_behind(&self, version: i64) -> bool {
+        let is_former = |applied: i64| applied < version || (version == 0 && applied != 0);
+        self.clients_version.is_some_and(is_former)
+    }
+
     /// The form of it that is shown to people and programs.
     pub fn json(&self) -> Value {
         json!({
@@ -189,6 +196,16 @@ mod tests {
         entry.clients_version = Some(7);
         assert_eq!(RegisterEntry::read(&entry.document()).unwrap(), entry);
         assert!(RegisterEntry::read(&doc! { "_id": 1 }).is_err());
+    }
+
+    #[test]
+    fn a_keyward_is_behind_a_later_list_and_behind_the_end_of_its_list() {
+        let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));
+        assert!(!entry.is_behind(8) && !entry.is_behind(0), "it follows no list");
+        entry.clients_version = Some(7);
+        assert!(entry.is_behind(8) && entry.is_behind(0) && !entry.is_behind(7));
+        entry.clients_version = Some(0);
+        assert!(entry.is_behind(1) && !entry.is_behind(0));
     }
 
     #[test]

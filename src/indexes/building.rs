@@ -219,12 +219,13 @@ impl BuildContext<'_> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let registered = self.registered().await?;
-            let is_behind = |entry: &&RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
             let refuses = |entry: &RegisterEntry| {
                 let mut namespaces = constraints.iter().map(|constraint| constraint.namespace());
                 !entry.has_left && namespaces.any(|namespace| entry.may_write_to(namespace))
             };
-            let is_behind = registered.iter().filter(is_behind).any(refuses);
+            let is_behind = registered
+                .iter()
+                .any(|entry| entry.is_behind(version) && refuses(entry));
             if !is_behind && !constraints.iter().any(|constraint| self.reserves_for_entry(constraint)) {
                 return Ok(());
             }

@@ -360,9 +360,8 @@ pub async fn replace_ended_definition(
     // has another one.
     let mut entries = Register::of(client).current().await?;
     entries.retain(|entry| entry.constraints.contains(&identity));
-    let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
     if !entries.is_empty() {
-        return match entries.iter().all(is_behind) {
+        return match entries.iter().all(|entry| entry.is_behind(version)) {
             true => Ok(Some(entries)),
             false => Err(error),
         };

@@ -6,6 +6,7 @@ mod converted;
 mod crossed;
 mod drivers;
 mod live;
+mod gone;
 mod refused;
 mod resharded;
 mod shown;

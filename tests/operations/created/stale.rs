@@ -1,7 +1,8 @@
 //! Keywards whose view of the list of clients' constraints is older than what a client was told.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bson::doc;
 use testkit::altering::Altering;
@@ -132,18 +133,26 @@ fn a_first_write_misses_no_constraint_that_a_deposed_primary_lacks() {
     shard_users_of(&QUIET, DATABASE);
     let is_deposed = Arc::new(AtomicBool::new(false));
     let deposed = is_deposed.clone();
+    // What was read before: a list, or a version.
+    let before = Mutex::new(HashMap::new());
     let relay = Altering::replies(QUIET.router_address(), move |request, reply| {
-        if request.get_str("find").ok() != Some("clientConstraints") || !deposed.load(Ordering::SeqCst) {
+        if request.get_str("find").ok() != Some("clientConstraints") {
             return;
         }
         let concern = request.get_document("readConcern").unwrap();
-        match concern.get_str("level").ok() == Some("linearizable") {
-            true => deposed.store(false, Ordering::SeqCst),
+        if concern.get_str("level").ok() == Some("linearizable") {
+            deposed.store(false, Ordering::SeqCst);
+            return;
+        }
+        let read = request.get_document("projection").is_err();
+        let cursor = reply.get_document_mut("cursor").unwrap();
+        match deposed.load(Ordering::SeqCst) {
+            true => drop(cursor.insert("firstBatch", before.lock().unwrap().get(&read).cloned())),
             false => drop(
-                reply
-                    .get_document_mut("cursor")
+                before
+                    .lock()
                     .unwrap()
-                    .insert("firstBatch", Vec::<Document>::new()),
+                    .insert(read, cursor.get("firstBatch").unwrap().clone()),
             ),
         }
     });

@@ -1,0 +1,54 @@
+//! The list of clients' constraints is deleted while Keywards run.
+
+use super::*;
+
+/// The list's version; 0 if it is gone.
+fn version(cluster: &Cluster) -> i64 {
+    let found = cluster.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
+    let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    let list = batch.first().map(|list| list.as_document().unwrap());
+    list.map_or(0, |list| list.get_i64("version").unwrap())
+}
+
+/// Every Keyward goes on without them, also one that has yet to write there. A list that is made anew isn't taken for the former one.
+#[test]
+fn clients_constraints_end_with_their_list() {
+    const DATABASE: &str = "created_and_list_deleted";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let [quick, slow] = [start_at(&cluster), start_at(&cluster)];
+    must(&reply(&quick, DATABASE, &create([unique_email()])));
+    for (keyward, id) in [(&quick, 10), (&slow, 12)] {
+        let pair = insert_pair(keyward, DATABASE, id, &id.to_string());
+        assert_eq!(pair, [Ok(()), Err(11_000)]);
+    }
+    let unwritten = start_at(&cluster);
+    let former = version(&cluster);
+    slow.freeze();
+    let delete = doc! { "delete": "clientConstraints", "deletes": [{ "q": {}, "limit": 0 }] };
+    must(&cluster.run("keyward", delete).unwrap());
+
+    assert_eq!(insert_pair(&unwritten, DATABASE, 20, "x"), [Ok(()), Ok(())]);
+    let is_known = |keyward: &Keyward| keyward.log().contains("has lost the list of clients' constraints");
+    for keyward in [&unwritten, &quick] {
+        keyward.until("the end of the list", || is_known(keyward));
+    }
+    let deletes = doc! { "delete": "users", "deletes": [{ "q": { "_id": 21, "region": "z" }, "limit": 1 }] };
+    must(&reply(&quick, DATABASE, &deletes));
+
+    // The slow one still reserves for the former constraint of this name: that is waited for.
+    let sparse = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
+    let drop = doc! { "dropIndexes": "users", "index": "email_1" };
+    must(&reply(&quick, DATABASE, &drop));
+    let mut in_vain = create([sparse.clone()]);
+    in_vain.insert("maxTimeMS", 1_000);
+    let waited = reply(&quick, DATABASE, &in_vain);
+    assert_eq!(waited.get_i32("code").ok(), Some(50), "{waited}");
+    slow.wake();
+    must(&reply(&quick, DATABASE, &create([sparse])));
+    assert!(version(&cluster) > former, "{} after {former}", version(&cluster));
+    for (keyward, id) in [(&quick, 30), (&slow, 32), (&unwritten, 34)] {
+        let pair = insert_pair(keyward, DATABASE, id, &id.to_string());
+        assert_eq!(pair, [Ok(()), Err(11_000)]);
+    }
+}

@@ -78,17 +78,23 @@ impl KnownConstraint {
             (None, Some(state), _) => state.name(),
             (None, None, _) => "unknown",
         };
-        let of = |is_meant: &dyn Fn(&RegisterEntry, ObjectId) -> bool| -> Vec<RegisterEntry> {
-            let meant = |entry: &&RegisterEntry| identity.is_some_and(|identity| is_meant(entry, identity));
-            entries.iter().filter(meant).cloned().collect()
+        // While its strategy changes, Keywards may count on the former identity.
+        let former = definition.changing.as_ref().and_then(|former| former.identity);
+        let identities: Vec<ObjectId> = identity.into_iter().chain(former).collect();
+        let counts = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
+        let lacks = |entry: &RegisterEntry| {
+            !identities.is_empty() && entry.may_write_to(&definition.namespace) && !counts(entry)
+        };
+        let of = |is_meant: &dyn Fn(&RegisterEntry) -> bool| -> Vec<RegisterEntry> {
+            entries.iter().filter(|entry| is_meant(entry)).cloned().collect()
         };
         KnownConstraint {
             is_of_client: listed.is_some() || definition.of_client.is_some(),
             strategy: definition.strategy.map(strategy_in_file),
             state,
             backfill: definition.backfill,
-            counted_on_by: of(&|entry, identity| entry.constraints.contains(&identity)),
-            lacked_by: of(&|entry, identity| entry.lacks(&definition.namespace, identity)),
+            counted_on_by: of(&counts),
+            lacked_by: of(&lacks),
             namespace: definition.namespace,
             name: definition.name,
             definition: definition.definition,

@@ -53,6 +53,13 @@ pub enum ChangeRefusal {
         namespace = .0.namespace, name = .0.name
     )]
     BeingRemoved(ConstraintName),
+    /// A change of its strategy is under way.
+    #[error(
+        "the strategy of unique constraint {0} is being changed; run `keyward constraints strategy {namespace} {name} \
+         strict`, or with `compensating`, to the end first",
+        namespace = .0.namespace, name = .0.name
+    )]
+    StrategyChanging(ConstraintName),
     /// Another command has changed it at the same moment.
     #[error("another process changed the constraint at the same moment; run this again")]
     Overtaken,

@@ -31,6 +31,10 @@ pub async fn remove(client: &Client, namespace: &Namespace, name: &str) -> Resul
     if !may_drop.map_err(store_error)? {
         return Err(ChangeRefusal::MayNotDrop(proxy));
     }
+    // Keywards may count on its former identity, which only the change of the strategy checks.
+    if known.changing.is_some() {
+        return Err(ChangeRefusal::StrategyChanging(known.full_name()));
+    }
     let removal = match known.removal.clone() {
         Some(removal) => removal,
         None => {

@@ -15,7 +15,7 @@ use mongodb::{Client, Collection};
 
 use super::position::BACKFILL_EPOCH_FIELD;
 use super::stored_definition::{DEFINITIONS, OF_CLIENT, definition_id};
-use super::{ConstraintState, KnownDefinition};
+use super::{CHANGING_FIELD, ConstraintState, KnownDefinition};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -70,7 +70,9 @@ impl Removal {
         }
         noted.extend(removal.fields());
         let mut filter = doc! { "_id": definition_id(&known.namespace, &known.name), "identity": known.identity };
-        filter.insert(REMOVAL_FIELD, doc! { "$exists": false });
+        for under_way in [REMOVAL_FIELD, CHANGING_FIELD] {
+            filter.insert(under_way, doc! { "$exists": false });
+        }
         // Without a definition: earlier versions refuse such a document, too.
         let definitions = definitions(client, &known.namespace);
         let replace = definitions.replace_one(filter, doc! { REMOVAL_FIELD: noted });

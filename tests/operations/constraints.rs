@@ -362,6 +362,40 @@ fn a_keyward_that_starts_in_the_middle_of_a_change_of_strategy_refuses_to_serve(
     Keyward::start(&upstream, strict).stop();
 }
 
+/// Otherwise it would be removed under the Keywards that count on its former identity.
+#[test]
+fn a_change_of_strategy_that_was_cut_off_keeps_its_constraint_from_being_removed() {
+    let (database, upstream) = ("known_strategy_cut_off", CLUSTER.uri());
+    shard(database);
+    let keyward = Keyward::of(&with(&upstream, database));
+    keyward.insert(database, user(1, "a@x")).unwrap();
+    let relay = Relay::start(CLUSTER.router_address());
+    let reading = relay.hold(b"keywards");
+    let change = ["strategy", "known_strategy_cut_off.users", "email_1", "strict"];
+    let (mut changing, _folder) = command(&relay.uri(), &change);
+    let mut changing = changing.spawn().unwrap();
+    reading.wait();
+    changing.kill().unwrap();
+    changing.wait().unwrap();
+    drop(reading);
+
+    let one = listed(&upstream, database).unwrap();
+    assert_eq!(one["strategy"], "being changed", "{one}");
+    assert_eq!(one["countedOnBy"][0]["process"], keyward.pid().as_raw(), "{one}");
+    let (code, refused) = run(&upstream, &["remove", "known_strategy_cut_off.users", "email_1"]);
+    assert_eq!(code, Some(1), "{refused}");
+    let way_out =
+        "run `keyward constraints strategy known_strategy_cut_off.users email_1 strict`, or with `compensating`";
+    assert!(refused.contains(way_out), "{refused}");
+    assert_eq!(keyward.insert(database, user(2, "a@x")), Err(11_000));
+    // To the end: the Keyward is found, and the former strategy comes back.
+    let (code, refused) = run(&upstream, &change);
+    assert_eq!(code, Some(1), "{refused}");
+    let one = listed(&upstream, database).unwrap();
+    assert_eq!(one["strategy"], "compensating", "{one}");
+    assert_eq!(keyward.insert(database, user(2, "a@x")), Err(11_000));
+}
+
 /// A change that finds a Keyward leaves everything as it was.
 #[test]
 fn a_refused_change_of_strategy_changes_nothing() {

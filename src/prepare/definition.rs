@@ -160,6 +160,13 @@ impl Definitions {
         Ok(Some(state))
     }
 
+    /// The definition that the cluster has under the constraint's name, if there is one.
+    pub(super) async fn definition(&self, constraint: &Constraint) -> Result<Option<Document>, StoreError> {
+        let find = self.collection.find_one(id(constraint));
+        let found = answered(find.projection(doc! { "definition": 1 }).into_future()).await?;
+        Ok(found.and_then(|found| found.get_document("definition").ok().cloned()))
+    }
+
     /// Checks that the constraint still has this identity: it wasn't removed, and its strategy wasn't changed. A primary that has been
     /// replaced can't answer this.
     pub(super) async fn check_identity(&self, constraint: &Constraint, identity: ObjectId) -> Result<(), PrepareError> {

@@ -10,6 +10,7 @@ mod backfill;
 mod backfill_claim;
 mod backfill_documents;
 mod batches;
+mod collated;
 mod counted_keys;
 mod definition;
 mod dry_run;
@@ -41,6 +42,7 @@ use crate::catalog::Protected;
 use crate::classify::EncryptedField;
 use crate::constraint::{Constraint, ConstraintName, Strategy};
 use crate::default_collations::DefaultCollations;
+use crate::encrypted_fields::EncryptedFields;
 use crate::fleet::Membership;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
@@ -50,6 +52,7 @@ use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
+use collated::collated;
 use definition::Definitions;
 pub use definition::{Standing, begin_build, replace_ended_definition, suspend_unless_enforced};
 pub use dry_run::find_duplicates;
@@ -334,15 +337,11 @@ async fn read_one(
     if is_capped && constraints().any(|one| one.client_entry().is_none()) {
         return Err(PrepareError::Capped(namespace.clone()));
     }
-    let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
-    if let Some(EncryptedField { constraint, field }) = encrypted {
-        let constraint = ConstraintName::new(namespace, &constraint);
-        return Err(PrepareError::Encrypted { constraint, field });
-    }
+    check_encrypted(namespace, &encrypted, constraints())?;
     let mut proxies = Vec::new();
     for constraint in constraints() {
         let metrics = metrics.constraint(constraint);
-        let constraint = inheriting(constraint, default.as_ref())?;
+        let constraint = collated(client, constraint, default.as_ref()).await?;
         proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
     }
     // The server checks the index on `_id` before any other.
@@ -360,6 +359,32 @@ async fn read_one(
         creatable_with,
     };
     Ok((protected, uuid))
+}
+
+/// Checks that no constraint reads an encrypted field. A client's constraint is kept: it compares the encrypted values then.
+fn check_encrypted<'c>(
+    namespace: &Namespace,
+    encrypted: &EncryptedFields,
+    constraints: impl Iterator<Item = &'c Arc<Constraint>>,
+) -> Result<(), PrepareError> {
+    for constraint in constraints {
+        let Some(EncryptedField {
+            constraint: name,
+            field,
+        }) = encrypted.read_by([&**constraint].into_iter())
+        else {
+            continue;
+        };
+        if constraint.client_entry().is_none() {
+            let constraint = ConstraintName::new(namespace, &name);
+            return Err(PrepareError::Encrypted { constraint, field });
+        }
+        tracing::warn!(
+            %namespace, constraint = name, field,
+            "a client made a unique constraint on a field that Queryable Encryption encrypts now; send dropIndexes to end it"
+        );
+    }
+    Ok(())
 }
 
 /// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know. It reads once for each
@@ -402,18 +427,6 @@ pub async fn are_listed(
         }
     }
     Ok(true)
-}
-
-/// The constraint as `createIndex` would define it on a collection with this default collation.
-fn inheriting(constraint: &Arc<Constraint>, default: Option<&Document>) -> Result<Arc<Constraint>, PrepareError> {
-    match constraint.inheriting(default) {
-        Ok(Some(collated)) => Ok(Arc::new(collated)),
-        Ok(None) => Ok(constraint.clone()),
-        Err(error) => Err(not_collated(
-            constraint,
-            format_args!("{error}; it is the collection's default, state another one, or {{ locale: simple }}"),
-        )),
-    }
 }
 
 fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {

@@ -107,7 +107,7 @@ pub(super) fn check_strategy(constraint: &Constraint, here: Strategy, there: &st
 
 /// Whether both are the same byte for byte. Equality of documents ignores the order of fields, but reservations keep
 /// the order of a key's fields.
-fn is_same(one: &Document, other: &Document) -> bool {
+pub(super) fn is_same(one: &Document, other: &Document) -> bool {
     matches!((one.to_vec(), other.to_vec()), (Ok(one), Ok(other)) if one == other)
 }
 

@@ -2,11 +2,12 @@
 
 mod agreed;
 mod builders;
+mod collated;
 mod converted;
 mod crossed;
 mod drivers;
-mod live;
 mod gone;
+mod live;
 mod refused;
 mod resharded;
 mod shown;

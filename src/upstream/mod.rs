@@ -270,7 +270,7 @@ impl Upstream {
         let is_chosen = address == chosen;
         if !is_chosen {
             // Boxed: its state would be part of every idle connection.
-            Box::pin(self.probe(address, None)).await?;
+            Box::pin(self.probe_once(address)).await?;
         }
         let connected = self.connect_to(address).await;
         let connection = connected.map_err(|error| format!("{address}: {error}"))?;

@@ -3,22 +3,31 @@
 //! The driver's monitoring notices a server whose connections break. It notices one that only hangs after many seconds, or never. The
 //! probe sends `hello`, which no lock and no shard delays, on a connection that it keeps. If that server doesn't answer and
 //! another one does, clients' connections go to the other one.
+//!
+//! A server that hangs is noticed within [`EVERY`] and [`PATIENCE`], two seconds together. The question is asked often, so that a busy server
+//! has most of that time to answer.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use mongodb::options::ServerAddress;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Connection, Targets, Upstream};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
 
-/// How often the deployment is probed.
-const EVERY: Duration = Duration::from_secs(1);
-/// How long a server may take to accept a connection and to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the probe rests between an answer and the next question.
+const EVERY: Duration = Duration::from_millis(500);
+/// How long the servers may take to accept a connection and to answer.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+/// After how long without an answer the probe asks anew on another connection, and all other servers. The first answer still counts.
+const LATE: Duration = Duration::from_millis(500);
+
+/// A server's answer: the connection on which it came, and the time that it took.
+type ProbeAnswer = (Connection, Duration);
 
 /// Asks whether the deployment can be reached.
 #[derive(Debug)]
@@ -45,35 +54,13 @@ impl Probe {
     /// For each server, why it can't be used.
     pub async fn ask(&mut self) -> Result<Duration, String> {
         let addresses = self.upstream.in_order(&self.targets.borrow_and_update());
-        let Some((first, others)) = addresses.split_first() else {
-            return Err(self.upstream.why_no_target());
-        };
-        let kept = self.kept.take().filter(|kept| kept.address() == first);
-        let reason = match self.upstream.probe(first, kept).await {
-            Ok((connection, round_trip)) => {
-                self.kept = Some(connection);
-                return Ok(round_trip);
-            }
-            Err(reason) => reason,
-        };
-        let answers = join_all(others.iter().map(|address| self.upstream.probe(address, None))).await;
-        let mut reasons = vec![reason];
-        for answer in answers {
-            match answer {
-                Ok((connection, round_trip)) => {
-                    let (reason, instead) = (reasons.join("; "), connection.address());
-                    tracing::warn!(reason, %instead, "a server does not answer; connections go to another one");
-                    self.upstream.choose(instead, first);
-                    self.kept = Some(connection);
-                    return Ok(round_trip);
-                }
-                Err(reason) => reasons.push(reason),
-            }
-        }
-        Err(reasons.join("; "))
+        let kept = self.kept.take();
+        let (connection, round_trip) = self.upstream.probe_in_order(&addresses, kept).await?;
+        self.kept = Some(connection);
+        Ok(round_trip)
     }
 
-    /// Waits until it is time to ask again: for a second, or until the driver knows other servers.
+    /// Waits until it is time to ask again: for [`EVERY`], or until the driver knows other servers.
     ///
     /// - Cancel: at any time.
     pub async fn pause(&mut self) {
@@ -85,12 +72,69 @@ impl Probe {
 }
 
 impl Upstream {
-    /// Asks one server, on the connection `kept` if that still works.
-    pub(super) async fn probe(
+    /// Asks one server.
+    pub(super) async fn probe_once(&self, address: &ServerAddress) -> Result<Connection, String> {
+        let (connection, _) = self.probe(address, None, Instant::now() + PATIENCE).await?;
+        Ok(connection)
+    }
+
+    /// Asks the first of `addresses`, on the connection `kept` if that is one to it, and all others if it doesn't answer. If another one
+    /// does, that one is chosen.
+    async fn probe_in_order(
+        &self,
+        addresses: &[ServerAddress],
+        kept: Option<Connection>,
+    ) -> Result<ProbeAnswer, String> {
+        let Some((first, others)) = addresses.split_first() else {
+            return Err(self.why_no_target());
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let kept = kept.filter(|kept| kept.address() == first);
+        let mut asked = pin!(self.probe(first, kept, deadline));
+        let (reason, answers) = match timeout(LATE, asked.as_mut()).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(reason)) => (reason, self.probe_all(others, deadline).await),
+            // A connection may be dead though its server isn't, so this server is asked on another one, too.
+            Err(_) => match select(asked, pin!(self.probe_all(addresses, deadline))).await {
+                Either::Left((Ok(answer), _)) => return Ok(answer),
+                Either::Left((Err(reason), all)) => (reason, all.await),
+                Either::Right((answers, asked)) => match asked.await {
+                    Ok(answer) => return Ok(answer),
+                    Err(reason) => (reason, answers),
+                },
+            },
+        };
+        let mut reasons = vec![reason];
+        for answer in answers {
+            match answer {
+                Ok(answer) => {
+                    let instead = answer.0.address();
+                    if instead != first {
+                        let reason = reasons.join("; ");
+                        tracing::warn!(reason, %instead, "a server does not answer; connections go to another one");
+                        self.choose(instead, first);
+                    }
+                    return Ok(answer);
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        reasons.dedup();
+        Err(reasons.join("; "))
+    }
+
+    /// Asks servers, each on a new connection, until `deadline`.
+    async fn probe_all(&self, addresses: &[ServerAddress], deadline: Instant) -> Vec<Result<ProbeAnswer, String>> {
+        join_all(addresses.iter().map(|address| self.probe(address, None, deadline))).await
+    }
+
+    /// Asks one server until `deadline`, on the connection `kept` if that still works.
+    async fn probe(
         &self,
         address: &ServerAddress,
         kept: Option<Connection>,
-    ) -> Result<(Connection, Duration), String> {
+        deadline: Instant,
+    ) -> Result<ProbeAnswer, String> {
         let asking = async {
             if let Some(mut connection) = kept
                 && let Ok(round_trip) = hello(&mut connection).await
@@ -102,7 +146,7 @@ impl Upstream {
             let round_trip = hello(&mut connection).await?;
             Ok((connection, round_trip))
         };
-        let answered = timeout(PATIENCE, asking).await;
+        let answered = timeout_at(deadline, asking).await;
         let answered = answered.unwrap_or_else(|_| {
             let patience = humantime::format_duration(PATIENCE);
             Err(format!("no answer within {patience}"))
@@ -136,5 +180,80 @@ async fn hello(connection: &mut Connection) -> Result<Duration, String> {
         // A server that is about to shut down, say.
         Ok(Some(refusal)) => Err(refusal),
         Err(error) => Err(Malformed::to_string(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::wire::{Draft, Header};
+
+    /// A server that answers the first `answered` connections and hangs on all others.
+    async fn server(answered: usize) -> ServerAddress {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = ServerAddress::parse(listener.local_addr().unwrap().to_string()).unwrap();
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                if open.len() < answered {
+                    answer(&mut socket).await;
+                }
+                open.push(socket);
+            }
+        });
+        address
+    }
+
+    /// Answers one `hello`.
+    async fn answer(socket: &mut TcpStream) {
+        let mut header = [0; Header::SIZE];
+        socket.read_exact(&mut header).await.unwrap();
+        let header = Header::read(&header).unwrap().unwrap();
+        let mut rest = vec![0; header.length - Header::SIZE];
+        socket.read_exact(&mut rest).await.unwrap();
+        let mut ok = Builder::new();
+        ok.int32("ok", 1);
+        let reply = Draft::of_body(&ok.finish())
+            .frame(1, header.request_id)
+            .unwrap()
+            .to_vec();
+        socket.write_all(&reply).await.unwrap();
+    }
+
+    async fn upstream() -> Upstream {
+        Upstream::new("mongodb://127.0.0.1:1/").await.unwrap()
+    }
+
+    #[test]
+    fn a_server_that_hangs_is_noticed_within_two_seconds() {
+        assert!(EVERY + PATIENCE <= Duration::from_secs(2));
+        assert!(LATE < PATIENCE, "otherwise no other server is asked");
+    }
+
+    /// One after the other, they would take twice as long.
+    #[tokio::test]
+    async fn all_servers_together_have_the_time_of_one() {
+        let (upstream, addresses) = (upstream().await, [server(0).await, server(0).await]);
+        let begun = Instant::now();
+        let reason = upstream.probe_in_order(&addresses, None).await.unwrap_err();
+        assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
+        let [one, other] = addresses;
+        assert_eq!(
+            reason,
+            format!("{one}: no answer within 1s 500ms; {other}: no answer within 1s 500ms")
+        );
+    }
+
+    /// A firewall may have forgotten it.
+    #[tokio::test]
+    async fn a_dead_connection_does_not_mean_a_dead_server() {
+        let (upstream, addresses) = (upstream().await, [server(2).await]);
+        let (kept, _) = upstream.probe_in_order(&addresses, None).await.unwrap();
+        // The server answers only one command on each connection.
+        upstream.probe_in_order(&addresses, Some(kept)).await.unwrap();
     }
 }

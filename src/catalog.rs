@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::classify::{EncryptedField, OtherCollation, Protection};
+use crate::classify::{ConstraintRemoval, EncryptedField, OtherCollation, Protection};
 use crate::client_constraints;
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::default_collations::DefaultCollations;
@@ -215,10 +215,23 @@ impl Protection for Catalog {
         self.protects(database, collection)
     }
 
+    fn removal(&self, database: &[u8], collection: &[u8]) -> ConstraintRemoval {
+        let proxies = self.protected(database, collection).into_iter();
+        ConstraintRemoval::of(
+            proxies.flat_map(|protected| protected.constraints.iter().map(|proxy| &*proxy.constraint)),
+        )
+    }
+
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
         let protected = self.protected(database, collection)?;
-        let first = protected.constraints.first()?.constraint.name();
-        (protected.strategy() == Strategy::Strict).then(|| first.to_owned())
+        if protected.strategy() != Strategy::Strict {
+            return None;
+        }
+        let mut constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
+        // Beside it, a client's constraint is strict, too, but changing that one wouldn't help.
+        let stated = constraints.find(|constraint| constraint.strategy() == Some(Strategy::Strict));
+        let constraint = stated.or(protected.constraints.first().map(|proxy| &proxy.constraint))?;
+        Some(constraint.name().to_owned())
     }
 
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {

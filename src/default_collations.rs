@@ -7,7 +7,7 @@
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc};
 
-use crate::classify::OtherCollation;
+use crate::classify::{ConstraintRemoval, OtherCollation};
 use crate::constraint::{Constraint, resolved_collation};
 use crate::raw::Element;
 
@@ -57,16 +57,13 @@ impl DefaultCollations {
             return None;
         }
         let first = self.0.first();
-        let (mut affected, mut any) = (None, None);
-        for constraint in constraints {
-            any.get_or_insert(constraint);
-            if first.is_some_and(|first| first.as_deref() == constraint.collation()) {
-                affected.get_or_insert(constraint);
-            }
-        }
+        let constraints: Vec<&Constraint> = constraints.collect();
+        let is_affected =
+            |constraint: &&&Constraint| first.is_some_and(|first| first.as_deref() == constraint.collation());
+        let affected = constraints.iter().find(is_affected);
         Some(OtherCollation {
             constraint: affected
-                .or(any)
+                .or(constraints.first())
                 .map(|constraint| constraint.name().to_owned())
                 .unwrap_or_default(),
             had: match first {
@@ -74,6 +71,7 @@ impl DefaultCollations {
                 Some(None) => doc! { "locale": "simple" }.to_string(),
                 None => "one that can't be compared with any other".to_owned(),
             },
+            removal: ConstraintRemoval::of(constraints),
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use bson::Document;
 
-use crate::classify::EncryptedField;
+use crate::classify::{ConstraintRemoval, EncryptedField};
 use crate::command::affected_keys::overlap;
 use crate::constraint::Constraint;
 use crate::raw::Element;
@@ -39,6 +39,7 @@ impl EncryptedFields {
             self.0.iter().find(is_read).map(|field| EncryptedField {
                 constraint: constraint.name().to_owned(),
                 field: field.clone(),
+                removal: ConstraintRemoval::of([constraint]),
             })
         })
     }

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use bson::doc;
 use bytes::BufMut;
-use keyward::classify::{EncryptedField, OtherCollation, Protection, Verdict, classify};
+use keyward::classify::{ConstraintRemoval, EncryptedField, OtherCollation, Protection, Verdict, classify};
 use keyward::config::Config;
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::encrypted_fields::EncryptedFields;
@@ -121,6 +121,10 @@ impl Protection for Guarded {
         self.protects(database, collection)
     }
 
+    fn removal(&self, _database: &[u8], _collection: &[u8]) -> ConstraintRemoval {
+        ConstraintRemoval::default()
+    }
+
     fn strict_constraint(&self, _database: &[u8], _collection: &[u8]) -> Option<String> {
         None
     }
@@ -138,6 +142,7 @@ impl Protection for Guarded {
         (self.protects(database, collection) && collation.is_some()).then(|| OtherCollation {
             constraint: String::new(),
             had: String::new(),
+            removal: ConstraintRemoval::default(),
         })
     }
 
@@ -146,6 +151,7 @@ impl Protection for Guarded {
         self.protects(database, collection).then(|| EncryptedField {
             constraint: String::new(),
             field: String::new(),
+            removal: ConstraintRemoval::default(),
         })
     }
 }

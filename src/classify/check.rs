@@ -21,8 +21,11 @@ use crate::merge::MergeCommand;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
-/// The most collections that a command without a rule, or the output of a pipeline, may seem to name. Each that is new goes into the
+/// The most different texts of a command without a rule. Each may name a collection, and each collection that is new goes into the
 /// register of Keywards.
+const TEXTS_MAX: usize = 100;
+
+/// The most collections that the output of a pipeline may seem to name.
 const TARGETS_MAX: usize = 100;
 
 /// Applies `rule` to its command.
@@ -90,7 +93,7 @@ fn refuse_known<'a>(
     protection: &impl Protection,
 ) -> Verdict<'a> {
     Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-        Verdict::Refuse(CommandRefusal::of(command.name, target, kind))
+        Verdict::Refuse(CommandRefusal::of(command.name, target, kind, protection))
     })
 }
 
@@ -101,7 +104,12 @@ fn drop_database<'a>(command: &CommandHead<'a>, protection: &impl Protection) ->
     };
     // It would also drop the register of Keywards.
     if register.kind(protection) == Some(TargetKind::KeywardsOwn) {
-        return Verdict::Refuse(CommandRefusal::of(command.name, register, TargetKind::KeywardsOwn));
+        return Verdict::Refuse(CommandRefusal::of(
+            command.name,
+            register,
+            TargetKind::KeywardsOwn,
+            protection,
+        ));
     }
     // Whether another Keyward has constraints there, only the cluster knows.
     Verdict::Write(Write::DropDatabase {
@@ -201,7 +209,7 @@ fn encrypts(command: &CommandHead<'_>, protection: &impl Protection) -> Result<O
             let refusal = match &listed {
                 None => target
                     .kind(protection)
-                    .map(|kind| CommandRefusal::of(command.name, target, kind)),
+                    .map(|kind| CommandRefusal::of(command.name, target, kind, protection)),
                 Some(fields) => protection
                     .encrypted(target.database, target.collection, fields)
                     .map(|encrypted| CommandRefusal::Encrypted {
@@ -252,12 +260,20 @@ fn write<'a>(to: fn(Target<'a>) -> Write<'a>, command: &CommandHead<'a>, protect
     let targets = Target::in_database(command.database, &command.first);
     match Target::find(targets, protection) {
         None => Verdict::Forward,
-        Some((target, TargetKind::KeywardsOwn)) => {
-            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::KeywardsOwn))
-        }
+        Some((target, TargetKind::KeywardsOwn)) => Verdict::Refuse(CommandRefusal::of(
+            command.name,
+            target,
+            TargetKind::KeywardsOwn,
+            protection,
+        )),
         // The write path composes its own commands, so the target must have only one reading.
         Some((target, TargetKind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
-            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::Protected))
+            Verdict::Refuse(CommandRefusal::of(
+                command.name,
+                target,
+                TargetKind::Protected,
+                protection,
+            ))
         }
         Some((target, TargetKind::Protected)) => Verdict::Write(to(target)),
     }
@@ -281,6 +297,7 @@ fn bulk_write<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Re
                         command.name,
                         target,
                         TargetKind::KeywardsOwn,
+                        protection,
                     )));
                 }
                 Some((_, TargetKind::Protected)) => verdict = Verdict::Write(Write::BulkWrite),
@@ -399,7 +416,10 @@ fn output<'a>(
         })?;
     }
     if databases.len().saturating_mul(collections.len()) > TARGETS_MAX {
-        return Ok(too_many_names(stage));
+        return Ok(Verdict::Refuse(CommandRefusal::TooManyTargets {
+            stage: String::from_utf8_lossy(stage).into_owned(),
+            max: TARGETS_MAX,
+        }));
     }
     let targets = databases.iter().flat_map(|database| {
         collections
@@ -408,7 +428,7 @@ fn output<'a>(
     });
     Ok(
         Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-            Verdict::Refuse(CommandRefusal::of(stage, target, kind))
+            Verdict::Refuse(CommandRefusal::of(stage, target, kind, protection))
         }),
     )
 }
@@ -417,14 +437,12 @@ fn output<'a>(
 /// could name very many collections, Keyward refuses it.
 pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut found = None;
-    let mut named = HashSet::new();
+    let mut texts = HashSet::new();
     let mut search = |document: Doc<'a>| {
         visit_all(document, |element| {
-            let targets = Target::in_database(command.database, element).chain(Target::whole(element));
-            for target in targets {
-                if found.is_none() && named.len() <= TARGETS_MAX && named.insert(target) {
-                    found = Target::find([target], protection);
-                }
+            if found.is_none() && texts.len() <= TEXTS_MAX && is_new_text(element, &mut texts) {
+                let targets = Target::in_database(command.database, element).chain(Target::whole(element));
+                found = Target::find(targets, protection);
             }
         })
     };
@@ -435,16 +453,17 @@ pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> R
         }
     }
     Ok(match found {
-        Some((target, kind)) => Verdict::Refuse(CommandRefusal::of(command.name, target, kind)),
-        None if named.len() > TARGETS_MAX => too_many_names(command.name),
+        Some((target, kind)) => Verdict::Refuse(CommandRefusal::of(command.name, target, kind, protection)),
+        None if texts.len() > TEXTS_MAX => Verdict::Refuse(CommandRefusal::TooManyTexts {
+            command: String::from_utf8_lossy(command.name).into_owned(),
+            max: TEXTS_MAX,
+        }),
         None => Verdict::Forward,
     })
 }
 
-/// Refuses a command or a pipeline stage with more than [`TARGETS_MAX`] collections.
-fn too_many_names<'a>(command: &[u8]) -> Verdict<'a> {
-    Verdict::Refuse(CommandRefusal::TooManyNames {
-        command: String::from_utf8_lossy(command).into_owned(),
-        max: TARGETS_MAX,
-    })
+/// Whether this is a text that isn't one of `texts` yet. Adds it to them.
+fn is_new_text<'a>(element: &Element<'a>, texts: &mut HashSet<&'a [u8]>) -> bool {
+    let text = Target::readings(element).next();
+    text.is_some_and(|text| texts.insert(text))
 }

@@ -8,10 +8,12 @@
 mod check;
 mod command;
 mod refusal;
+mod removal;
 mod rule;
 mod target;
 
 pub use refusal::{CommandRefusal, EncryptedField, OtherCollation};
+pub use removal::ConstraintRemoval;
 pub use target::{Target, TargetKind};
 
 use crate::current_op::OperationCommand;
@@ -29,6 +31,8 @@ pub trait Protection {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The same, asked for a command that writes nothing there.
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// How the constraints on this collection are ended.
+    fn removal(&self, database: &[u8], collection: &[u8]) -> ConstraintRemoval;
     /// The name of a constraint in strict mode on this collection, if there is one.
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String>;
     /// Whether this is the register, a proxy collection, or a name reserved for one.

@@ -5,7 +5,7 @@
 //! A text about a protected collection names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't
 //! retry.
 
-use super::{Target, TargetKind};
+use super::{ConstraintRemoval, Protection, Target, TargetKind};
 use crate::server::code;
 use crate::wire::ServerError;
 
@@ -16,6 +16,8 @@ pub struct OtherCollation {
     pub constraint: String,
     /// The collation that the collection had, in words.
     pub had: String,
+    /// How the constraints on the collection are ended: each of them compares values or `_id`s under that collation.
+    pub removal: ConstraintRemoval,
 }
 
 /// A constraint reads a field that Queryable Encryption encrypts, so that equal values can't be compared.
@@ -25,6 +27,8 @@ pub struct EncryptedField {
     pub constraint: String,
     /// The encrypted field: one of the constraint's, or a field above or below one of those.
     pub field: String,
+    /// How the constraint is ended.
+    pub removal: ConstraintRemoval,
 }
 
 /// Why Keyward refuses a request.
@@ -33,14 +37,16 @@ pub enum CommandRefusal {
     /// The command would write to a protected collection in a way that Keyward can't check.
     #[error(
         "{command} can't be used on {namespace}, because Keyward keeps unique constraints on it and can't check what \
-         this command writes; use insert, update and delete commands, or take the constraint out of Keyward's \
-         configuration first"
+         this command writes; {}",
+        ways_out(command, removal)
     )]
     Unprotectable {
         /// The command or pipeline stage.
         command: String,
         /// The protected collection.
         namespace: String,
+        /// How its constraints are ended.
+        removal: ConstraintRemoval,
     },
     /// The command would change a collection of Keyward's own: a proxy collection, or the register.
     #[error(
@@ -61,23 +67,33 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
-    /// A command without a rule, or the output of a pipeline, could write to any of very many collections.
+    /// A command without a rule could write to any of very many collections.
     #[error(
         "more than {max} texts of {command} could name a collection that it writes to, so Keyward can't tell which it is; send it \
          to mongos, past Keyward"
     )]
-    TooManyNames {
-        /// The command or pipeline stage.
+    TooManyTexts {
+        /// The command.
         command: String,
         /// The most texts that are checked.
+        max: usize,
+    },
+    /// The output of a pipeline could go to any of very many collections.
+    #[error(
+        "fields of {stage} could name more than {max} collections that it writes to, so Keyward can't tell which it is; give it one \
+         database and one collection"
+    )]
+    TooManyTargets {
+        /// The pipeline stage, or `mapReduce`.
+        stage: String,
+        /// The most collections that are checked.
         max: usize,
     },
     /// A protected collection would be created with another default collation than it had.
     #[error(
         "create can't give {namespace} this default collation through Keyward, because unique constraint {constraint} on it \
-         counts on the one that was there before, {had}; create it with that one, or take the constraint out of Keyward's \
-         configuration first",
-        constraint = other.constraint, had = other.had
+         counts on the one that was there before, {had}; create it with that one, or {removal} first",
+        constraint = other.constraint, had = other.had, removal = other.removal
     )]
     Collation {
         /// The protected collection.
@@ -100,9 +116,8 @@ pub enum CommandRefusal {
     /// A field that a constraint reads would be encrypted.
     #[error(
         "{command} can't encrypt field {field} of {namespace} through Keyward, because unique constraint {constraint} on it \
-         reads that field, and encrypted values can't be compared; leave the field unencrypted, or take the constraint out of \
-         Keyward's configuration first",
-        constraint = encrypted.constraint, field = encrypted.field
+         reads that field, and encrypted values can't be compared; leave the field unencrypted, or {removal} first",
+        constraint = encrypted.constraint, field = encrypted.field, removal = encrypted.removal
     )]
     Encrypted {
         /// The command.
@@ -140,11 +155,15 @@ pub enum CommandRefusal {
 
 impl CommandRefusal {
     /// `command` on a target that the catalog knows.
-    pub fn of(command: &[u8], target: Target<'_>, kind: TargetKind) -> Self {
+    pub fn of(command: &[u8], target: Target<'_>, kind: TargetKind, protection: &impl Protection) -> Self {
         let command = String::from_utf8_lossy(command).into_owned();
         let namespace = target.display();
         match kind {
-            TargetKind::Protected => CommandRefusal::Unprotectable { command, namespace },
+            TargetKind::Protected => CommandRefusal::Unprotectable {
+                command,
+                namespace,
+                removal: protection.removal(target.database, target.collection),
+            },
             TargetKind::KeywardsOwn => CommandRefusal::KeywardsOwn { command, namespace },
         }
     }
@@ -159,4 +178,25 @@ impl CommandRefusal {
         };
         ServerError::new(code, self.to_string())
     }
+}
+
+/// The commands that do the same on a protected collection, if there are any, or else the end of its constraints.
+fn ways_out(command: &str, removal: &ConstraintRemoval) -> String {
+    let instead = match command {
+        "$out" => "use $merge, after a delete of the documents that are to go, or ",
+        "$merge" => "put $merge at the end of the pipeline, or use insert, update and delete commands, or ",
+        "mapReduce" => "use aggregate with $merge, or ",
+        "renameCollection" => {
+            "copy the documents with $merge into the collection with the new name and drop the other one, or "
+        }
+        "create"
+        | "shardCollection"
+        | "shardcollection"
+        | "unshardCollection"
+        | "convertToCapped"
+        | "cloneCollectionAsCapped"
+        | "emptycapped" => "",
+        _ => "use insert, update and delete commands, or ",
+    };
+    format!("{instead}{removal} first")
 }

@@ -59,12 +59,12 @@ impl<'a> Target<'a> {
 
     /// `collection` in `database`.
     pub fn in_database(database: &'a [u8], collection: &Element<'a>) -> impl Iterator<Item = Self> + use<'a> {
-        readings(collection).map(move |collection| Target { database, collection })
+        Self::readings(collection).map(move |collection| Target { database, collection })
     }
 
     /// A whole namespace, `database.collection`.
     pub fn whole(namespace: &Element<'a>) -> impl Iterator<Item = Self> + use<'a> {
-        readings(namespace).filter_map(|text| {
+        Self::readings(namespace).filter_map(|text| {
             let dot = text.iter().position(|byte| *byte == b'.')?;
             Some(Target {
                 database: &text[..dot],
@@ -73,21 +73,21 @@ impl<'a> Target<'a> {
         })
     }
 
+    /// The readings of a name: whole, and up to its first zero byte. The server treats a symbol as a string.
+    pub fn readings(element: &Element<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let text = match element.kind {
+            ElementType::String | ElementType::Symbol => element.as_string_bytes(),
+            _ => None,
+        };
+        let cut = text.and_then(|text| Some(&text[..text.iter().position(|byte| *byte == 0)?]));
+        text.into_iter().chain(cut)
+    }
+
     /// `database.collection`, readable in a message to the client.
     pub fn display(self) -> String {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         format!("{}.{}", text(self.database), text(self.collection))
     }
-}
-
-/// The readings of a name: whole, and up to its first zero byte. The server treats a symbol as a string.
-fn readings<'a>(element: &Element<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-    let text = match element.kind {
-        ElementType::String | ElementType::Symbol => element.as_string_bytes(),
-        _ => None,
-    };
-    let cut = text.and_then(|text| Some(&text[..text.iter().position(|byte| *byte == 0)?]));
-    text.into_iter().chain(cut)
 }
 
 /// Calls `visit` for each element of `document` at any depth, outer ones first.

@@ -19,6 +19,21 @@ impl Protection for Shop {
         self.protects(database, collection)
     }
 
+    /// `ledger` has a constraint of the file and two of clients; `users` has one of the file.
+    fn removal(&self, _: &[u8], collection: &[u8]) -> ConstraintRemoval {
+        let is_ledger = collection == b"ledger";
+        let constraint = |name: &str, is_clients: bool| {
+            let spec = IndexSpec {
+                key: doc! { name: 1 },
+                client_entry: is_clients.then(bson::oid::ObjectId::new),
+                ..IndexSpec::default()
+            };
+            Constraint::new(Namespace::new("shop", "any"), spec).unwrap()
+        };
+        let constraints = [("email", false), ("phone", true), ("name", true)].map(|(name, is)| constraint(name, is));
+        ConstraintRemoval::of(&constraints[..if is_ledger { 3 } else { 1 }])
+    }
+
     /// `ledger` is in strict mode.
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
         (database == b"shop" && collection == b"ledger").then(|| "number_1".to_owned())
@@ -38,6 +53,7 @@ impl Protection for Shop {
         (self.protects(database, collection) && collation.is_some()).then(|| OtherCollation {
             constraint: "email_1".to_owned(),
             had: "none".to_owned(),
+            removal: self.removal(database, collection),
         })
     }
 
@@ -448,6 +464,48 @@ fn what_cannot_be_protected_is_refused() {
     check_bytes(&body, Some(("things", &entries)), Unprotectable);
 }
 
+/// The way out names other commands only where they do the same, and ends each constraint where it was made.
+#[test]
+fn a_refusal_names_the_ways_out() {
+    let out_of_file = "take unique constraint email_1 out of Keyward's configuration first";
+    let both = "take unique constraint email_1 out of Keyward's configuration and end unique constraints phone_1, name_1 with \
+                dropIndexes first";
+    for (command, ways_out) in [
+        (
+            doc! { "unheardOf": "users" },
+            format!("; use insert, update and delete commands, or {out_of_file}"),
+        ),
+        (doc! { "convertToCapped": "users" }, format!("; {out_of_file}")),
+        (doc! { "convertToCapped": "ledger" }, format!("; {both}")),
+        (
+            doc! { "aggregate": "others", "pipeline": [{ "$out": "ledger" }], "cursor": {} },
+            format!("; use $merge, after a delete of the documents that are to go, or {both}"),
+        ),
+        (
+            doc! { "mapReduce": "others", "out": "users" },
+            format!("; use aggregate with $merge, or {out_of_file}"),
+        ),
+        (
+            doc! { "renameCollection": "shop.users", "to": "shop.others" },
+            format!(
+                "; copy the documents with $merge into the collection with the new name and drop the other one, or {out_of_file}"
+            ),
+        ),
+        (
+            doc! { "create": "ledger", "collation": { "locale": "en" } },
+            format!("; create it with that one, or {both}"),
+        ),
+    ] {
+        let mut body = command.clone();
+        body.insert("$db", "shop");
+        let message = Draft::of_body(&body.to_vec().unwrap()).frame(1, 0).unwrap().to_vec();
+        match classify(&Message::Msg(OpMsg::parse(&message).unwrap()), &Shop).unwrap() {
+            Verdict::Refuse(refusal) => assert!(refusal.to_string().ends_with(&ways_out), "{refusal}"),
+            other => panic!("{command}: {other:?}"),
+        }
+    }
+}
+
 /// Keyward registers each collection to which a command may write.
 #[test]
 fn an_unknown_command_with_very_many_texts_is_refused() {
@@ -464,11 +522,19 @@ fn an_unknown_command_with_very_many_texts_is_refused() {
     let texts = |count: usize| (0..count).map(|number| format!("text {number}")).collect::<Vec<_>>();
     assert_eq!(verdict_on(texts(99)), None, "99 texts and the database's name");
     assert_eq!(verdict_on([texts(99), texts(99)].concat()), None);
-    let too_many = Some(CommandRefusal::TooManyNames {
+    let too_many = Some(CommandRefusal::TooManyTexts {
         command: "unheardOf".to_owned(),
         max: 100,
     });
     assert_eq!(verdict_on(texts(100)), too_many);
+    // Each could name a collection of this database, or one of database `dotted`.
+    let dotted = |count: usize| {
+        (0..count)
+            .map(|number| format!("dotted.text {number}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(verdict_on(dotted(99)), None, "they count once");
+    assert_eq!(verdict_on(dotted(100)), too_many);
     assert_eq!(verdict_on(texts(100_000)), too_many);
     let protected = verdict_on([vec!["users".to_owned()], texts(200)].concat());
     assert!(

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::Membership;
-use crate::classify::{EncryptedField, OtherCollation, Protection};
+use crate::classify::{ConstraintRemoval, EncryptedField, OtherCollation, Protection};
 use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
@@ -58,6 +58,10 @@ impl<P: Protection> Protection for Guard<'_, P> {
 
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
         self.protection.has_constraints(database, collection)
+    }
+
+    fn removal(&self, database: &[u8], collection: &[u8]) -> ConstraintRemoval {
+        self.protection.removal(database, collection)
     }
 
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {

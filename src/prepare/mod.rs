@@ -371,6 +371,7 @@ fn check_encrypted<'c>(
         let Some(EncryptedField {
             constraint: name,
             field,
+            ..
         }) = encrypted.read_by([&**constraint].into_iter())
         else {
             continue;

@@ -93,7 +93,11 @@ impl MessageHandler<'_> {
         let explained = self.upstream.run(explanation).await?;
         match failure(&explained).map_err(unreadable)? {
             Some(_) => Ok(explained),
-            None => Ok(self.refuse(&CommandRefusal::of(b"$merge", command.target, TargetKind::Protected))),
+            None => {
+                let kind = TargetKind::Protected;
+                let refusal = CommandRefusal::of(b"$merge", command.target, kind, &*self.catalog);
+                Ok(self.refuse(&refusal))
+            }
         }
     }
 

@@ -143,6 +143,42 @@ async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_
     assert_eq!(everything(&direct, database).await, before);
 }
 
+/// The ways out of two refusals, as their texts name them.
+#[tokio::test]
+async fn a_merge_does_what_out_and_a_rename_are_refused_for() {
+    let database = "refused_with_a_way_out";
+    let (_keyward, client, direct) = with_a_user(database).await;
+    let text = |reply: Document| reply.get_str("errmsg").unwrap_or_default().to_owned();
+    let rename = doc! { "renameCollection": format!("{database}.others"), "to": format!("{database}.users") };
+    let out = |stage: Document| doc! { "aggregate": "others", "pipeline": [stage], "cursor": {} };
+    let others = vec![doc! { "_id": 1, "email": "new" }, doc! { "_id": 2, "email": "1@x" }];
+    run(&client, database, doc! { "insert": "others", "documents": others }).await;
+    let refused = text(run(&client, "admin", rename).await);
+    let copy = "copy the documents with $merge into the collection with the new name and drop the other one";
+    assert!(refused.contains(copy), "{refused}");
+    let refused = text(run(&client, database, out(doc! { "$out": "users" })).await);
+    let merge = "use $merge, after a delete of the documents that are to go";
+    assert!(refused.contains(merge), "{refused}");
+    assert!(
+        refused.ends_with("or take unique constraint email_1 out of Keyward's configuration first"),
+        "{refused}"
+    );
+    let delete = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
+    for command in [
+        delete,
+        out(doc! { "$merge": { "into": "users" } }),
+        doc! { "drop": "others" },
+    ] {
+        let reply = run(&client, database, command).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    }
+    let users = everything(&direct, database).await;
+    assert_eq!(
+        users.iter().filter(|document| document.contains_key("email")).count(),
+        2
+    );
+}
+
 #[tokio::test]
 async fn reads_and_explanations_are_never_in_the_way() {
     let database = "refused_no_reads";

@@ -137,3 +137,26 @@ fn a_keyward_that_would_not_follow_is_named() {
     ));
     assert_nothing_is_left(&cluster, &keyward, DATABASE);
 }
+
+/// The way out of a refusal is the one for a client's constraint, and it is one.
+#[test]
+fn a_refused_command_succeeds_once_its_way_out_is_taken() {
+    const DATABASE: &str = "created_in_the_way";
+    shard_users(DATABASE);
+    let keyward = start();
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    let rename = doc! { "renameCollection": format!("{DATABASE}.users"), "to": format!("{DATABASE}.former"), "dropTarget": true };
+    let refused = reply(&keyward, "admin", &rename);
+    assert_eq!(refused.get_i32("code").ok(), Some(115), "{refused}");
+    let errmsg = refused.get_str("errmsg").unwrap();
+    assert!(
+        errmsg.ends_with("or end unique constraint email_1 with dropIndexes first"),
+        "{errmsg}"
+    );
+    must(&reply(
+        &keyward,
+        DATABASE,
+        &doc! { "dropIndexes": "users", "index": "email_1" },
+    ));
+    must(&reply(&keyward, "admin", &rename));
+}

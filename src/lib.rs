@@ -5,6 +5,7 @@
 // A function's length is limited (clippy.toml); a test may be a long list of cases.
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
+pub mod counted;
 pub mod haste;
 pub mod limits;
 pub mod namespace;

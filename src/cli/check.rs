@@ -14,6 +14,7 @@ use super::failure::CliFailure;
 use super::{Exit, say};
 use crate::config::{Config, LogFormat};
 use crate::constraint::Constraint;
+use crate::counted::Counted;
 use crate::doctor::{self, CheckOutcome, Worst};
 use crate::instance::StartError;
 use crate::limits::Limits;
@@ -124,14 +125,14 @@ fn limits(limits: &Limits) -> Vec<String> {
         false => format!("{} idle", for_people(limits.idle_timeout)),
     };
     vec![
-        format!("{} connections", limits.max_connections),
+        Counted(limits.max_connections, "connection").to_string(),
         format!(
             "{} bytes for messages on their way, {} of one before authentication",
             limits.max_buffered_bytes, limits.max_unauthenticated_message_bytes
         ),
         format!(
-            "{} documents changed by one statement",
-            limits.max_documents_per_statement
+            "{} changed by one statement",
+            Counted(limits.max_documents_per_statement, "document")
         ),
         format!(
             "{} for the first message, {} for the rest of one, {} for the upstream connection; {idle}",

@@ -10,6 +10,7 @@ use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection, say};
 use crate::constraint::{ConstraintName, Strategy};
+use crate::counted::Counted;
 use crate::extended_json;
 use crate::fleet::RegisterEntry;
 use crate::instance::StartError;
@@ -209,7 +210,10 @@ fn facts(constraint: &KnownConstraint, reservations: u64) -> Vec<(&'static str, 
         let of = backfill.of.map(|of| format!(" of about {of}")).unwrap_or_default();
         let after = backfill.after.as_ref();
         let after = after.map(|after| format!(", up to _id {after}")).unwrap_or_default();
-        facts.push(("backfill", format!("about {} documents{of}{after}", backfill.done)));
+        facts.push((
+            "backfill",
+            format!("about {}{of}{after}", Counted(backfill.done, "document")),
+        ));
     }
     if constraint.counted_on_by.is_empty() {
         facts.push(("counted on by", "no Keyward".to_owned()));

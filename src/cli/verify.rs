@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
+use crate::counted::Counted;
 use crate::instance::StartError;
 use crate::prepare::{self, PrepareError};
 use crate::verify::{Finding, Tally, VerifySettings, verify};
@@ -116,14 +117,43 @@ fn sentence(total: &Tally, unverified: usize) -> String {
     let repaired = found - total.left();
     let unverified = match unverified {
         0 => String::new(),
-        count => format!("; {count} constraints could not be verified to the end"),
+        count => format!("; {} could not be verified to the end", Counted(count, "constraint")),
     };
     let harmless = match total.left() - total.contradictions() {
         0 => String::new(),
+        1 => "; 1 abandoned reservation is left, which does no harm".to_owned(),
         count => format!("; {count} abandoned reservations are left, which do no harm"),
     };
-    let (documents, reservations) = (total.documents, total.reservations);
     format!(
-        "{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{harmless}{unverified}"
+        "{}, {}: {}, {repaired} of them repaired{harmless}{unverified}",
+        Counted(total.documents, "document"),
+        Counted(total.reservations, "reservation"),
+        Counted(found, "finding")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::FindingKind;
+
+    #[test]
+    fn the_last_line_has_the_singular_for_one() {
+        let mut total = Tally {
+            documents: 1,
+            reservations: 1,
+            ..Tally::default()
+        };
+        assert_eq!(
+            sentence(&total, 0),
+            "1 document, 1 reservation: 0 findings, 0 of them repaired"
+        );
+        total.documents = 2;
+        total.findings.insert(FindingKind::Abandoned, (1, 0));
+        assert_eq!(
+            sentence(&total, 1),
+            "2 documents, 1 reservation: 1 finding, 0 of them repaired; 1 abandoned reservation is left, which does no harm; \
+             1 constraint could not be verified to the end"
+        );
+    }
 }

@@ -8,6 +8,7 @@ use bson::{Document, Timestamp, doc};
 
 use super::check::{CheckError, CheckOutcome};
 use super::scratch::{DOCUMENTS, Scratch};
+use crate::counted::Counted;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
 use crate::server::driver;
@@ -91,8 +92,8 @@ pub async fn spread(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     let spread = Duration::from_millis(u64::try_from(latest - earliest).unwrap_or(0));
     if spread <= scratch.lease / 4 {
         return Ok(CheckOutcome::Passed(format!(
-            "{} clocks, within {}",
-            readings.len(),
+            "{}, within {}",
+            Counted(readings.len(), "clock"),
             shown(spread)
         )));
     }

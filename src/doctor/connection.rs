@@ -4,14 +4,15 @@
 
 use super::check::{CheckError, CheckOutcome};
 use super::scratch::Scratch;
+use crate::counted::Counted;
 use crate::upstream::Upstream;
 
 /// The deployment answers the user of the connection string.
 pub async fn answers(scratch: &mut Scratch, upstream: &Upstream) -> Result<CheckOutcome, CheckError> {
     scratch.look(upstream).await?;
     let kind = match (&scratch.shards, scratch.hello.get_str("setName")) {
-        (Some(shards), _) => format!("mongos of a cluster with {} shards", shards.len()),
-        (None, Ok(_)) => format!("replica set with {} members", scratch.servers().len()),
+        (Some(shards), _) => format!("mongos of a cluster with {}", Counted(shards.len(), "shard")),
+        (None, Ok(_)) => format!("replica set with {}", Counted(scratch.servers().len(), "member")),
         (None, Err(_)) => "a single server".to_owned(),
     };
     Ok(CheckOutcome::Passed(kind))

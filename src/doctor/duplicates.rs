@@ -10,6 +10,7 @@ use crate::catalog::Protected;
 use crate::claims::{keys_under, owner_of};
 use crate::config::Config;
 use crate::constraint::Key;
+use crate::counted::Counted;
 use crate::extended_json::as_json;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError};
@@ -129,17 +130,21 @@ impl Sample {
                 0 => String::new(),
                 more => format!("; and {more} more"),
             };
+            let violate = if violating == 1 { "violates" } else { "violate" };
             return CheckOutcome::Failed(format!(
-                "{violating} of the {documents} documents that were read violate it: {named}{more}"
+                "{violating} of {} that were read {violate} it: {named}{more}",
+                Counted(documents, "document")
             ));
         }
         let of = self.of;
         CheckOutcome::Passed(match u64::try_from(documents).is_ok_and(|documents| documents >= of) {
             true => {
-                format!("no duplicates in the {documents} documents that were read; only `keyward backfill` proves it")
+                let documents = Counted(documents, "document");
+                format!("no duplicates in {documents}, all that were found; only `keyward backfill` proves it")
             }
             false => format!(
-                "no duplicates in {documents} of about {of} documents; such a sample proves nothing about the others"
+                "no duplicates in {documents} of about {}; such a sample proves nothing about the others",
+                Counted(of, "document")
             ),
         })
     }

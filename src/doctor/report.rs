@@ -12,6 +12,7 @@ use super::check::{Check, CheckOutcome};
 use super::scratch::Scratch;
 use crate::config::Config;
 use crate::constraint::Constraint;
+use crate::counted::Counted;
 
 /// How bad the worst line is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,9 +137,9 @@ impl Examination {
     pub fn summary(&self) -> String {
         let count = |is: fn(&CheckOutcome) -> bool| self.lines.iter().filter(|line| is(&line.outcome)).count();
         let mut text = format!(
-            "{} passed, {} warnings, {} failed, {} skipped",
+            "{} passed, {}, {} failed, {} skipped",
             count(|outcome| matches!(outcome, CheckOutcome::Passed(_))),
-            count(|outcome| matches!(outcome, CheckOutcome::Warned(_))),
+            Counted(count(|outcome| matches!(outcome, CheckOutcome::Warned(_))), "warning"),
             count(|outcome| matches!(outcome, CheckOutcome::Failed(_))),
             count(|outcome| matches!(outcome, CheckOutcome::Skipped(_))),
         );

@@ -122,10 +122,15 @@ impl LeftOutConstraints {
         for (constraint, documents) in &self.0 {
             service.note_enforced(constraint, false);
             service.metrics.set_waits_for(constraint, 0);
-            let note = format!(
-                "left out: {documents} documents violate it, and clients write without it; change or delete them, then load the \
-                 configuration again"
-            );
+            let note = match documents {
+                1 => "left out: 1 document violates it, and clients write without it; change or delete that one, then load the \
+                      configuration again"
+                    .to_owned(),
+                documents => format!(
+                    "left out: {documents} documents violate it, and clients write without it; change or delete them, then load the \
+                     configuration again"
+                ),
+            };
             readiness.note(&constraint_label(constraint), note);
         }
     }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, DuplicateKey};
+use crate::counted::Counted;
 use crate::extended_json::as_json;
 use crate::namespace::Namespace;
 
@@ -123,10 +124,17 @@ impl Report {
 
     /// The number of violating documents and their constraint, without any of their values.
     pub fn without_values(&self) -> String {
-        let (count, namespace, constraint) = (self.count, &self.namespace, &self.constraint);
-        format!(
-            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
-        )
+        let (namespace, constraint) = (&self.namespace, &self.constraint);
+        match self.count {
+            1 => format!(
+                "1 document of {namespace} violates unique constraint {constraint}, counting all but one of each key; change or delete \
+                 it, then try again"
+            ),
+            count => format!(
+                "{count} documents of {namespace} violate unique constraint {constraint}, counting all but one of each key; change or \
+                 delete them, then try again"
+            ),
+        }
     }
 
     /// Adds a document that can't have a key.
@@ -203,7 +211,8 @@ impl fmt::Display for Report {
         if keys > 0 {
             write!(
                 formatter,
-                "\n  and {at_least}{keys} more keys, which {documents} documents have"
+                "\n  and {at_least}{}, which {documents} documents have",
+                Counted(keys, "more key")
             )?;
         }
         for document in &self.unindexable {
@@ -211,7 +220,7 @@ impl fmt::Display for Report {
         }
         match self.unindexable_count.saturating_sub(self.unindexable.len() as u64) {
             0 => Ok(()),
-            more => write!(formatter, "\n  and {more} more documents without a key"),
+            more => write!(formatter, "\n  and {} without a key", Counted(more, "more document")),
         }
     }
 }
@@ -290,13 +299,20 @@ mod tests {
     fn the_text_shows_the_first_keys_and_counts_the_others() {
         let text = report(25).to_string();
         assert_eq!(text.lines().count(), 1 + KEYS_SHOWN + 1, "{text}");
-        assert!(text.starts_with("25 documents of shop.users violate unique constraint phone_1;"));
+        assert!(text.starts_with("25 documents of shop.users violate unique constraint phone_1, counting"));
         assert!(
             text.contains("\n  2 documents have {\"phone\":0}: _id 0, \"x\"\n"),
             "{text}"
         );
         assert!(text.ends_with("\n  and 5 more keys, which 10 documents have"), "{text}");
         assert_eq!(format!("{:#}", Reports(vec![report(25)])).lines().count(), 26);
+        let text = report(21).to_string();
+        assert!(text.ends_with("\n  and 1 more key, which 2 documents have"), "{text}");
+        let text = report(1).to_string();
+        assert!(
+            text.starts_with("1 document of shop.users violates unique constraint phone_1, counting all but one of each key; change or delete it,"),
+            "{text}"
+        );
         let mut more = report(20);
         more.unlisted = UnlistedKeys {
             keys: 7,

@@ -3,6 +3,7 @@
 //! The refusals of the classifier, before that, are in [`crate::classify`]. Each states the reason in the server's form, and the
 //! way out.
 
+use crate::counted::Counted;
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
 use crate::reply::{BulkFault, Times};
@@ -46,9 +47,10 @@ pub enum WriteRefusal {
     Bulk(BulkFault),
     /// One statement would change too many documents in one transaction; it has no effect.
     #[error(
-        "Keyward changes at most {documents_max} documents of {namespace} with one statement \
+        "Keyward changes at most {} of {namespace} with one statement \
          (limits.max_documents_per_statement), because its unique constraints are kept by one transaction; update fewer \
-         documents at a time"
+         documents at a time",
+        Counted(*.documents_max, "document")
     )]
     TooMany {
         /// The protected collection.

@@ -1,6 +1,7 @@
 //! Lists why `keyward shard` stops, and what to do.
 
 use crate::constraint::{ConstraintName, SpecError};
+use crate::counted::Counted;
 use crate::indexes::IndexRefusal;
 use crate::namespace::Namespace;
 use crate::prepare::PrepareError;
@@ -90,8 +91,9 @@ pub enum ShardRefusal {
     MadeAnew(Namespace),
     /// Documents and reservations contradict each other before an index is replaced.
     #[error(
-        "{0} findings: something writes past Keyward. No index is replaced by this run. Let every application use Keyward, run \
-         `keyward verify --repair`, and then run this again"
+        "{}: something writes past Keyward. No index is replaced by this run. Let every application use Keyward, run \
+         `keyward verify --repair`, and then run this again",
+        Counted(*.0, "finding")
     )]
     WrittenPast(u64),
     /// The server refuses the shard key.
@@ -102,8 +104,9 @@ pub enum ShardRefusal {
     NotSharded { namespace: Namespace, reason: String },
     /// Documents and reservations contradict each other after the collection was sharded.
     #[error(
-        "{namespace} is sharded, but there are {findings} findings: something writes past Keyward, and nothing keeps its documents unique. \
-         Let every application use Keyward, and run `keyward verify --repair`"
+        "{namespace} is sharded, with {}: something writes past Keyward, and nothing keeps its documents unique. Let every application use \
+         Keyward, and run `keyward verify --repair`",
+        Counted(*findings, "finding")
     )]
     WrittenPastSince { namespace: Namespace, findings: u64 },
     /// The constraints can't be made.

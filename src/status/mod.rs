@@ -9,6 +9,7 @@ use maud::{DOCTYPE, PreEscaped, html};
 
 use crate::admin::Admin;
 use crate::client_constraints::{BuildPhase, DocumentProgress};
+use crate::counted::Counted;
 use crate::fleet::RegisterEntry;
 pub use board::{ReservationCounts, SeenFleet, StatusBoard};
 
@@ -88,11 +89,11 @@ impl Status {
                 "connections",
                 format!("{open} open, {} refused", connections.refused.get()),
             ),
-            ("forwarded", format!("{} commands", commands.forwarded.get())),
-            ("refused", format!("{} commands", commands.refused.get())),
+            ("forwarded", Counted(commands.forwarded.get(), "command").to_string()),
+            ("refused", Counted(commands.refused.get(), "command").to_string()),
             (
                 "protected",
-                format!("{} writes", commands.protected_seconds.get_sample_count()),
+                Counted(commands.protected_seconds.get_sample_count(), "write").to_string(),
             ),
             ("write time", mean(&commands.protected_seconds)),
             ("in Keyward", mean(&commands.protected_proxy_seconds)),
@@ -257,10 +258,10 @@ fn progress(documents: DocumentProgress) -> String {
     let percent = documents.percent();
     let filled = usize::try_from(percent).unwrap_or_default() * BAR_WIDTH / 100;
     format!(
-        "backfilling [{:-<BAR_WIDTH$}] {percent} %, {} of about {} documents",
+        "backfilling [{:-<BAR_WIDTH$}] {percent} %, {} of about {}",
         "#".repeat(filled),
         documents.done,
-        documents.of
+        Counted(documents.of, "document")
     )
 }
 
@@ -268,7 +269,7 @@ fn progress(documents: DocumentProgress) -> String {
 fn of_work(admin: &Admin) -> Vec<(&'static str, String)> {
     let work = admin.board.work.all().into_iter();
     let shown = work.map(|item| {
-        let text = format!("{}: {} of about {} documents", item.what, item.done, item.of);
+        let text = format!("{}: {} of about {}", item.what, item.done, Counted(item.of, "document"));
         (item.doing, text)
     });
     shown.collect()

@@ -283,7 +283,7 @@ fn a_reload_that_is_refused() {
         .unwrap();
     let constraint = format!("constraints:\n  - {{ collection: {name}.users, key: {{ email: 1 }} }}\n");
     let answer = keyward.reload(&format!("{upstream}{constraint}")).to_string();
-    assert!(answer.contains("violate unique constraint"), "{answer}");
+    assert!(answer.contains("violates unique constraint"), "{answer}");
     assert_in_plain_words(&answer);
     let log = keyward.log();
     assert!(

@@ -442,7 +442,7 @@ fn a_document_that_an_audit_has_repaired_counts_as_written_past() {
     let output = running.wait_with_output().unwrap();
     let said = String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("1 findings: something writes past Keyward"), "{said}");
+    assert!(said.contains("1 finding: something writes past Keyward"), "{said}");
     assert!(indexes_at_server(DATABASE).contains(&("email_1".to_owned(), true)));
 }
 

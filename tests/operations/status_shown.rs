@@ -190,7 +190,7 @@ fn a_start_shows_how_far_it_has_come() {
     );
     assert_eq!(code, Some(1), "{lines}");
     assert!(
-        lines.contains("\nbackfilling    status_starting.users email_1: 0 of about 1 documents\n"),
+        lines.contains("\nbackfilling    status_starting.users email_1: 0 of about 1 document\n"),
         "{lines}"
     );
 }

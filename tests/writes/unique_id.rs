@@ -338,7 +338,7 @@ async fn documents_with_one_id_that_are_there_already_are_reported() {
     let text = "2 documents have {\"_id\":1}: _id 1, 1";
     assert!(refused.errors.contains(text), "{}", refused.errors);
     assert!(
-        refused.errors.contains("1 documents of id_there.things violate"),
+        refused.errors.contains("1 document of id_there.things violates"),
         "{}",
         refused.errors
     );

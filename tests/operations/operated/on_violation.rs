@@ -49,7 +49,7 @@ fn everything_else_is_served_until_the_documents_are_mended() {
     let keyward = Keyward::of(&settings(database, "leave_out"));
     let readyz = keyward.get("/readyz");
     assert!(
-        readyz.contains("ready") && readyz.contains(&format!("{label}: left out: 1 documents violate it")),
+        readyz.contains("ready") && readyz.contains(&format!("{label}: left out: 1 document violates it")),
         "{readyz}"
     );
     assert_eq!(
@@ -146,7 +146,7 @@ fn a_refused_reload_leaves_everything_as_it_was() {
     let keyward = Keyward::of(&settings(database, "leave_out"));
     assert_eq!(keyward.reload(&settings(database, "stop"))["outcome"], "refused");
     assert!(
-        keyward.get("/readyz").contains("left out: 1 documents"),
+        keyward.get("/readyz").contains("left out: 1 document "),
         "{}",
         keyward.get("/readyz")
     );
@@ -213,7 +213,7 @@ fn a_start_with_what_was_enforced_before_serves() {
         Err(11000)
     );
     again.until("the violation at /readyz", || {
-        again.get("/readyz").contains("violate unique constraint phone_1")
+        again.get("/readyz").contains("violates unique constraint phone_1")
     });
     // It is in no other constraint's way.
     let more = format!("{with}  - {{ collection: {database}.others, key: {{ x: 1 }} }}\n");

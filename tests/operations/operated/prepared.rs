@@ -44,7 +44,7 @@ fn a_constraint_is_not_enforced_past_a_transaction_that_is_prepared() {
     assert_eq!(outcome["outcome"], "refused", "{outcome}");
     let error = outcome["error"].as_str().unwrap();
     assert!(
-        error.contains("1 documents of prepared_meanwhile.users violate"),
+        error.contains("1 document of prepared_meanwhile.users violates"),
         "{outcome}"
     );
 }

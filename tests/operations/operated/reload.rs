@@ -251,7 +251,7 @@ fn a_constraint_that_documents_violate_is_refused_and_the_others_hold() {
     assert_eq!(outcome["outcome"], "refused");
     let error = outcome["error"].as_str().unwrap();
     assert!(
-        error.contains("1 documents of reload_violated.users violate unique constraint phone_1"),
+        error.contains("1 document of reload_violated.users violates unique constraint phone_1"),
         "{outcome}"
     );
     // Whose values they are is for the log.

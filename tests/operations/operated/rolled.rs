@@ -124,7 +124,7 @@ fn who_begins_to_write_without_a_constraint_takes_enforced_back() {
     // Nobody has reserved it; and it isn't promised.
     first.insert_once_permitted(database, user(2, "x")).unwrap();
     second.stop();
-    until_ready_with(&first, "1 documents of rolled_lazily.users violate");
+    until_ready_with(&first, "1 document of rolled_lazily.users violates");
     assert!(!is_enforced(&first, database));
     let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 2 }, "limit": 1 }] };
     first.run_once_permitted(database, delete).unwrap();
@@ -157,7 +157,7 @@ fn a_violated_constraint_keeps_no_other_from_being_enforced() {
     assert!(waits("orders") && waits("users"), "{}", readyz(&keyward));
     lacking.stop();
     keyward.until("enforced", || is_enforced(&keyward, database));
-    until_ready_with(&keyward, "1 documents of rolled_violated.orders violate");
+    until_ready_with(&keyward, "1 document of rolled_violated.orders violates");
     assert!(!waits("orders") && !waits("users"), "{}", readyz(&keyward));
     assert_eq!(keyward.insert_once_permitted(database, user(2, "x")), Err(11000));
     let delete = doc! { "delete": "orders", "deletes": [{ "q": { "_id": 2 }, "limit": 1 }] };

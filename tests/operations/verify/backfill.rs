@@ -152,7 +152,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     let report = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(65), "{report}");
     for said in [
-        "1 documents of backfill_twice.users violate unique constraint email_1",
+        "1 document of backfill_twice.users violates unique constraint email_1",
         "2998 documents of backfill_twice.users violate unique constraint region_1",
         "1500 documents have {\"region\":\"a\"}",
         "and 1495 more",

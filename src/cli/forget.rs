@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::failure::CliFailure;
 use super::task::Task;
-use super::{ConfigFile, Exit, OneCollection};
+use super::{ConfigFile, Exit, OneCollection, say};
 use crate::fleet::{Forgotten, Register};
 use crate::instance::StartError;
 use crate::prepare::PrepareError;
@@ -35,7 +35,10 @@ pub(super) fn run(file: &ConfigFile, options: &ForgetOptions) -> Result<Exit, Cl
         Ok::<_, CliFailure>(forgotten.map_err(|error| StartError::from(PrepareError::from(error)))?)
     })?;
     match forgotten {
-        Forgotten::Gone => return Ok(Exit::Success),
+        Forgotten::Gone => {
+            say(&format!("took Keyward {id} out of the register"));
+            return Ok(Exit::Success);
+        }
         Forgotten::Unknown => eprintln!("keyward: no Keyward {id} is in the register"),
         Forgotten::Lives(entry) => eprintln!("keyward: {entry} still renews its entry; stop it first"),
     }

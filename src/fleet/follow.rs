@@ -27,10 +27,17 @@ const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 
 /// Renews the entry for as long as it runs.
 pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
+    let mut is_failing = false;
     loop {
         let pause = match membership.renew().await {
-            Ok(()) => membership.terms().renewal(),
+            Ok(()) => {
+                if std::mem::take(&mut is_failing) {
+                    tracing::info!("this Keyward's entry in the register of Keywards is renewed again");
+                }
+                membership.terms().renewal()
+            }
             Err(error) => {
+                is_failing = true;
                 tracing::warn!(%error, "this Keyward's entry in the register of Keywards could not be renewed");
                 POLL.min(membership.terms().renewal())
             }

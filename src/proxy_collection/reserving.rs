@@ -22,7 +22,9 @@ use super::time_out::within;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 use crate::raw::Builder;
 use crate::server::code::{COLLECTION_UUID_MISMATCH, DUPLICATE_KEY};
-use crate::server::driver::{code_of, error_code, is_time_up, says_time_up, write_concern_error, write_errors};
+use crate::server::driver::{
+    code_of, error_code, is_time_up, says_time_up, write_concern_error, write_error_in_words, write_errors,
+};
 
 /// How long Keyward remembers that an open transaction holds up a key, since it last met that.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -239,8 +241,8 @@ fn outcomes_of(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
         // The transaction ended just before the time did.
         Some(error) if says_time_up(error) => Reserved::Busy,
         Some(error) => {
-            let code = error_code(error).unwrap_or_default();
-            tracing::warn!(code, count, "reservations were not acknowledged by a majority");
+            let error = write_error_in_words(error);
+            tracing::warn!(error, count, "reservations were not acknowledged by a majority");
             Reserved::Unsure
         }
         None => Reserved::Written,
@@ -256,8 +258,9 @@ fn outcomes_of(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
             DUPLICATE_KEY => Reserved::Taken,
             COLLECTION_UUID_MISMATCH => Reserved::Gone,
             _ if says_time_up(error) => Reserved::Busy,
-            code => {
-                tracing::warn!(code, "a reservation was refused");
+            _ => {
+                let error = write_error_in_words(error);
+                tracing::warn!(error, "a reservation was refused");
                 Reserved::Unsure
             }
         };

@@ -61,6 +61,9 @@ pub enum StoreError {
          privilege (docs/security.md), and restart this Keyward"
     )]
     OfClient(ConstraintName),
+    /// The server answered a write with this error, for example because a shard is unreachable.
+    #[error("the server refused a write on reservations: {0}")]
+    Refused(String),
     /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),

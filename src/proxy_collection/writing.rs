@@ -7,7 +7,7 @@
 use std::future::ready;
 use std::time::Duration;
 
-use bson::{Bson, RawDocumentBuf};
+use bson::{Bson, Document, RawDocumentBuf};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, StreamExt};
 use tokio::time::sleep;
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::StoreError;
 use super::find::Finder;
 use super::time_out::within;
-use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_errors};
+use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_error_in_words, write_errors};
 
 /// How long a command may wait, in ms, if it carries several items or is repeated anyway.
 pub const PATIENCE_MS: i32 = 1_000;
@@ -52,23 +52,23 @@ impl Finder {
             Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
             reply => reply?,
         };
-        let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
-        // An unreachable shard is reported here, not by an error of the whole command.
-        if let Some(errors) = write_errors(&reply) {
-            let mut errors = errors.iter().filter_map(Bson::as_document);
-            return Err(match errors.all(says_time_up) {
-                true => StoreError::Busy,
-                false => unexpected(),
-            });
+        matched(&reply)
+    }
+}
+
+/// How many reservations a write matched, by its reply.
+fn matched(reply: &Document) -> Result<i32, StoreError> {
+    // An unreachable shard is reported here, not by an error of the whole command.
+    let of_write = write_errors(reply).into_iter().flatten().filter_map(Bson::as_document);
+    // With this one, the write took effect, and its attempt will recognise it.
+    let errors: Vec<&Document> = of_write.chain(write_concern_error(reply)).collect();
+    match errors.iter().find(|error| !says_time_up(error)) {
+        Some(error) => Err(StoreError::Refused(write_error_in_words(error))),
+        None if !errors.is_empty() => Err(StoreError::Busy),
+        None => {
+            let matched = reply.get_i32("n");
+            matched.map_err(|_| StoreError::Unexpected("the reply to a write on reservations"))
         }
-        if let Some(error) = write_concern_error(&reply) {
-            // The write took effect, and its attempt will recognise it.
-            return Err(match says_time_up(error) {
-                true => StoreError::Busy,
-                false => unexpected(),
-            });
-        }
-        reply.get_i32("n").map_err(|_| unexpected())
     }
 }
 
@@ -76,7 +76,32 @@ impl Finder {
 mod tests {
     use std::future::pending;
 
+    use bson::doc;
+
     use super::*;
+
+    #[test]
+    fn a_refused_write_is_reported_in_the_servers_words() {
+        let of_shard = doc! { "index": 0, "code": 133, "errmsg": "Could not find host" };
+        let late = doc! { "index": 0, "code": 50, "errmsg": "operation exceeded time limit" };
+        let refused = |reply: Document| matched(&reply).unwrap_err().to_string();
+        for reply in [
+            doc! { "ok": 1, "n": 0, "writeErrors": [late.clone(), of_shard.clone()] },
+            doc! { "ok": 1, "n": 1, "writeConcernError": of_shard },
+        ] {
+            let text = refused(reply);
+            assert!(
+                text.starts_with("the server refused a write on reservations: Could not find host (code 133"),
+                "{text}"
+            );
+        }
+        assert!(matches!(
+            matched(&doc! { "ok": 1, "n": 0, "writeErrors": [late] }),
+            Err(StoreError::Busy)
+        ));
+        assert!(matches!(matched(&doc! { "ok": 1, "n": 3 }), Ok(3)));
+        assert!(matches!(matched(&doc! { "ok": 1 }), Err(StoreError::Unexpected(_))));
+    }
 
     #[tokio::test]
     async fn what_is_not_answered_in_time_is_late_and_the_rest_is_told() {

@@ -180,3 +180,22 @@ fn refusals_for_want_of_a_sure_answer_are_counted() {
     keyward.run(database, insert).unwrap();
     assert_eq!(keyward.metric(&metric), 1);
 }
+
+#[test]
+fn the_log_has_the_servers_words_for_a_refused_reservation() {
+    let set = ReplicaSet::shared();
+    let database = "refused_reservation";
+    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}");
+    let keyward = Keyward::of(&format!("upstream: {}\nconstraints: [{constraint}]\n", set.uri()));
+    // The server reports it as it reports a shard that it can't reach: with the document, and not for the whole command.
+    let validator = doc! { "collMod": "keyward.users.email_1", "validator": { "missing": { "$exists": true } } };
+    set.run(database, validator).unwrap();
+    let insert = doc! { "insert": "users", "documents": [{ "_id": 1, "email": "x" }] };
+    assert_eq!(keyward.run(database, insert), Err(6));
+    let log = keyward.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("a reservation was refused"))
+        .unwrap();
+    assert!(line.contains("Document failed validation (code 121"), "{line}");
+}

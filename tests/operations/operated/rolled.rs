@@ -219,17 +219,21 @@ fn a_killed_keyward_is_forgotten_for_a_strict_constraint() {
     let forget = |id: ObjectId| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
         command.arg("forget").arg(id.to_hex()).arg("--config").arg(first.file());
-        command.status().unwrap().code()
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let own = entries(database).iter().find_map(|entry| {
         let other = entry.get_object_id("_id").ok()?;
         (other != id).then_some(other)
     });
-    assert_eq!(forget(own.unwrap()), Some(1), "it lives");
-    assert_eq!(forget(id), Some(0));
+    assert_eq!(forget(own.unwrap()), (Some(1), String::new()), "it lives");
+    assert_eq!(
+        forget(id),
+        (Some(0), format!("took Keyward {id} out of the register\n"))
+    );
     first.until("enforced", || is_enforced(&first, database));
     assert_eq!(first.insert_once_permitted(database, user(2, "x")), Err(11000));
-    assert_eq!(forget(id), Some(1));
+    assert_eq!(forget(id), (Some(1), String::new()));
 }
 
 /// Its process stands still for longer than it may write; its entry is taken away meanwhile.

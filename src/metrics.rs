@@ -76,6 +76,8 @@ metrics! {
     pub done: IntCounter = counter("tls_reloads_total", "New certificates taken into use.");
     /// Times that the certificates found can't be used, and nothing has changed.
     pub failed: IntCounter = counter("tls_reloads_failed_total", "New certificates that can't be used.");
+    /// Whether the files, as last read, can't be used.
+    pub is_refused: IntGauge = gauge("tls_refused", "1 while the certificates' files, as last read, can't be used.");
 }
 
 metrics! {

@@ -27,7 +27,10 @@ pub async fn follow(acceptor: Arc<Acceptor>, reloads: Certificates) {
         let found = Files::read(&settings).map(|files| files.fingerprint()).ok();
         let is_unchanged = before.replace(found) == Some(found);
         if found == Some(acceptor.fingerprint()) {
-            refused = None;
+            if refused.take().is_some() {
+                reloads.is_refused.set(0);
+                tracing::info!("the files have the certificates in use again");
+            }
             continue;
         }
         if !is_unchanged || refused == Some(found) {
@@ -36,11 +39,14 @@ pub async fn follow(acceptor: Arc<Acceptor>, reloads: Certificates) {
         match Prepared::load(settings) {
             Ok(prepared) => {
                 acceptor.replace(prepared);
+                refused = None;
                 reloads.done.inc();
+                reloads.is_refused.set(0);
                 tracing::info!("new certificates are in use");
             }
             Err(error) => {
                 reloads.failed.inc();
+                reloads.is_refused.set(1);
                 tracing::error!(%error, "new certificates can't be used, the old ones stay");
                 refused = Some(found);
             }

@@ -212,8 +212,16 @@ async fn new_certificates_are_taken_without_a_restart_and_broken_ones_change_not
     let old = client(&keyward.address, &folder.file("ca.pem"), None).await;
     ping(&old).await.unwrap();
 
+    let in_use = std::fs::read(folder.path().join("keyward.pem")).unwrap();
     write(folder.path(), "keyward.pem", "nothing of use");
     wait_for(&keyward, "keyward_tls_reloads_failed_total 1");
+    wait_for(&keyward, "keyward_tls_refused 1");
+    std::fs::write(folder.path().join("keyward.pem"), in_use).unwrap();
+    wait_for(&keyward, "keyward_tls_refused 0");
+    let log = keyward.log();
+    assert!(log.contains("the files have the certificates in use again"), "{log}");
+    write(folder.path(), "keyward.pem", "nothing of use, either");
+    wait_for(&keyward, "keyward_tls_reloads_failed_total 2");
     ping(&client(&keyward.address, &folder.file("ca.pem"), None).await)
         .await
         .unwrap();
@@ -226,6 +234,7 @@ async fn new_certificates_are_taken_without_a_restart_and_broken_ones_change_not
     std::os::unix::fs::symlink(&new, &link).unwrap();
     std::fs::rename(&link, folder.path().join("keyward.pem")).unwrap();
     wait_for(&keyward, "keyward_tls_reloads_total 1");
+    wait_for(&keyward, "keyward_tls_refused 0");
     ping(&client(&keyward.address, &folder.file("new-ca.pem"), None).await)
         .await
         .unwrap();
@@ -236,5 +245,5 @@ async fn new_certificates_are_taken_without_a_restart_and_broken_ones_change_not
     );
     // Who was connected before stays so.
     ping(&old).await.unwrap();
-    assert!(keyward.metrics().contains("\nkeyward_tls_reloads_failed_total 1\n"));
+    assert!(keyward.metrics().contains("\nkeyward_tls_reloads_failed_total 2\n"));
 }

@@ -1,6 +1,6 @@
 //! Keeps unique constraints across every shard of MongoDB.
 //!
-//! The modules are listed in the order in which a message passes through them. The modules about the process come last.
+//! The modules are listed in groups, in the order in which a message passes through these. The modules about the process come last.
 
 // A function's length is limited (clippy.toml); a test may be a long list of cases.
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
@@ -19,7 +19,6 @@ pub mod wire;
 pub mod listener;
 pub mod session;
 
-pub mod authorization;
 pub mod classify;
 pub mod hello;
 pub mod upstream;
@@ -32,6 +31,7 @@ pub mod reservation;
 
 pub mod command;
 
+pub mod authorization;
 pub mod claims;
 pub mod merge;
 pub mod proxy_collection;

@@ -1,8 +1,9 @@
 //! Evaluates partial filters, which decide which documents an index holds.
 //!
 //! It turns a `partialFilterExpression` into a tree of tests and applies it to documents, as the server's
-//! `MatchExpression` does. It supports only operators that the server allows in an index. Keyward can't evaluate some
-//! of these exactly (regular expressions, geometry), and refuses such a filter when the constraint is made.
+//! `MatchExpression` does. It supports only operators that the server allows in an index. For the others, for example `$regex`, it gives the
+//! server's error. Keyward can't evaluate some of the allowed ones exactly, such as geometry or a regular expression within `$in`. It refuses
+//! such a filter when the constraint is made, with an error of its own.
 
 mod matching;
 mod parse;

@@ -2,7 +2,7 @@
 //!
 //! A constraint that states no collation uses its collection's, and so do the `_id`s of its documents. Keyward looks up
 //! both when it prepares the constraints. Suppose that the collection is then dropped and created with another
-//! collation. Keyward would still apply the old one, and the next start would refuse the constraint. A collation that
+//! collation. Keyward would still apply the old one, and the next start would refuse a constraint of the file. A collation that
 //! can't be compared counts as another one.
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc};

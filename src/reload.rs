@@ -349,8 +349,13 @@ async fn enforce(
     {
         return Err(ReloadError::ListChanged);
     }
+    // A list that is gone may be restored: until then its constraints are suspended.
+    let is_lost = service.client_list.as_ref().is_some_and(|list| list.is_gone());
     for constraint in removed {
-        prepare::end(client, constraint).await?;
+        match is_lost {
+            true => prepare::suspend(client, constraint).await?,
+            false => prepare::end(client, constraint).await?,
+        }
     }
     Ok(waiting)
 }

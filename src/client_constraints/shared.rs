@@ -106,6 +106,11 @@ impl SharedList {
         Ok(self.store.read_current().await?.version == self.basis.load(Ordering::Acquire))
     }
 
+    /// Whether this Keyward applies that there is no list: none was made yet, or it is lost.
+    pub fn is_gone(&self) -> bool {
+        self.basis.load(Ordering::Acquire) == 0
+    }
+
     /// Notes that the build of this entry has begun.
     pub fn begin(&self, id: ObjectId) {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(id);

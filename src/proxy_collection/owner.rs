@@ -234,12 +234,16 @@ pub(super) fn append_collation<'o>(
 ) {
     let is_served = |owner: &Owner| {
         let paths = owner.route.iter().flat_map(|route| route.iter().flatten());
-        let is_collated = matches!(owner.id, RawBson::String(_) | RawBson::Document(_) | RawBson::Array(_));
-        !is_collated || scope == Scope::Route && paths.into_iter().any(|(path, _)| path == "_id")
+        !is_collated(&owner.id) || scope == Scope::Route && paths.into_iter().any(|(path, _)| path == "_id")
     };
     if owners.all(is_served) {
         command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
     }
+}
+
+/// Whether the value's comparison depends on the collation.
+pub(super) fn is_collated(value: &RawBson) -> bool {
+    matches!(value, RawBson::String(_) | RawBson::Document(_) | RawBson::Array(_))
 }
 
 /// The condition that a field has this value.

@@ -12,13 +12,13 @@
 
 use std::time::Duration;
 
-use bson::raw::CString;
+use bson::raw::{CString, cstr};
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::Error;
 
 use super::find::find_in_transaction;
-use super::owner::{append_collation, equal_to, owner_filter};
+use super::owner::{append_collation, equal_to, is_collated, owner_filter};
 use super::time_out::within;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, seen_filter};
@@ -211,8 +211,12 @@ impl ProxyCollection {
             };
         }
         let mut statement = rawdoc! { "q": owner_filter(owner, Scope::Route), "limit": 1 };
-        // Of the documents that a default collation calls equal, a shard has only one.
-        append_collation(&mut statement, std::iter::once(owner), Scope::Route);
+        // Of the documents with an `_id` that a default collation calls equal, a shard has only one. But with that collation a router finds
+        // no shard by text.
+        match routes(owner).any(|(_, value)| is_collated(&value)) {
+            true => statement.append(cstr!("collation"), rawdoc! { "locale": "simple" }),
+            false => append_collation(&mut statement, std::iter::once(owner), Scope::Route),
+        }
         let delete = rawdoc! { "delete": name, "deletes": [statement] };
         match count(&self.in_transaction(session, delete).await?)? {
             1 => Ok(Next::Done(TakenOver::Done)),

@@ -1,4 +1,5 @@
-//! Decides which fields of the client's command Keyward keeps in the commands by which it carries that command out.
+//! Decides which fields of the client's command Keyward keeps in the commands by which it carries that command out, outside a
+//! transaction. Within one, [`crate::command::running`] lists the fields that aren't kept.
 //!
 //! Keyward keeps the statements' numbers where the server would renumber a part of a retryable write.
 
@@ -17,7 +18,7 @@ use crate::reply::Times;
 
 /// The fields that Keyward sets anew.
 pub struct NewFields<'t> {
-    /// The members that must have the effect; `None` for those that the client asks for.
+    /// The members that must have the effect; `None` for those that the client asks for, at least the primary.
     pub acknowledged: Option<Acknowledged>,
     /// The time limit; `None` for the client's own.
     pub time: Option<Duration>,
@@ -44,8 +45,8 @@ impl<'t> NewFields<'t> {
         }
     }
 
-    /// Appends them, as far as they depend on the fields of `client`'s command. Without `concern`, no field of its write concern
-    /// stays.
+    /// Appends them. The cluster time is that of the command `client`, if that is later. Of the write concern of `concern`, the other fields
+    /// stay.
     fn append(&self, client: Doc<'_>, concern: Option<Doc<'_>>, body: &mut Builder) -> Result<(), Malformed> {
         match (self.acknowledged, concern) {
             (Some(acknowledged), Some(command)) => acknowledged.append_concern_of(command, body)?,

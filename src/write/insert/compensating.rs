@@ -103,7 +103,8 @@ mod tests {
             DocumentOutcome::Applied => 'a',
             DocumentOutcome::NotApplied(Some(_)) => 'e',
             DocumentOutcome::NotApplied(None) => 'n',
-            _ => '?',
+            DocumentOutcome::InDoubt(_) => '?',
+            other => panic!("{other:?}"),
         };
         sent.outcomes.iter().map(letter).collect()
     }

@@ -1,4 +1,4 @@
-//! Makes the server evaluate a statement inside a transaction, and reads its documents before and after.
+//! Makes the server evaluate a statement inside a transaction, and reads the documents after it.
 //!
 //! The server evaluates the statement, so that Keyward reimplements no operator.
 

@@ -10,6 +10,17 @@ fn version(cluster: &Cluster) -> i64 {
     list.map_or(0, |list| list.get_i64("version").unwrap())
 }
 
+/// Whether a `find` shows nothing.
+fn is_empty(cluster: &Cluster, database: &str, find: Document) -> bool {
+    let found = cluster.run(database, find).unwrap();
+    found
+        .get_document("cursor")
+        .unwrap()
+        .get_array("firstBatch")
+        .unwrap()
+        .is_empty()
+}
+
 /// Every Keyward goes on without them, also one that has yet to write there. A list that is made anew isn't taken for the former one.
 #[test]
 fn clients_constraints_end_with_their_list() {
@@ -24,6 +35,10 @@ fn clients_constraints_end_with_their_list() {
     }
     let unwritten = start_at(&cluster);
     let former = version(&cluster);
+    let behind = doc! { "find": "keywards", "filter": { "clientsVersion": { "$ne": former } } };
+    slow.until("every entry has the version", || {
+        is_empty(&cluster, "keyward", behind.clone())
+    });
     slow.freeze();
     let delete = doc! { "delete": "clientConstraints", "deletes": [{ "q": {}, "limit": 0 }] };
     must(&cluster.run("keyward", delete).unwrap());
@@ -33,6 +48,9 @@ fn clients_constraints_end_with_their_list() {
     for keyward in [&unwritten, &quick] {
         keyward.until("the end of the list", || is_known(keyward));
     }
+    // The list may be restored: the definition still belongs to its entry.
+    let of_entry = doc! { "find": "keyward.constraints", "filter": { "ofClient": { "$type": "objectId" } } };
+    assert!(!is_empty(&cluster, DATABASE, of_entry));
     let deletes = doc! { "delete": "users", "deletes": [{ "q": { "_id": 21, "region": "z" }, "limit": 1 }] };
     must(&reply(&quick, DATABASE, &deletes));
 

@@ -235,7 +235,8 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
         Write::DropDatabase { database } => namespace.database.as_bytes() == *database,
         _ => false,
     };
-    let error = match list.store.read().await {
+    // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
+    let error = match Box::pin(list.store.read()).await {
         Ok(list) => {
             let dropped = list.constraints.iter();
             let dropped = dropped.filter(|entry| is_dropped(entry.constraint.namespace()));
@@ -257,7 +258,8 @@ pub async fn end_constraints_of_dropped(entries: &[ObjectId], answer: &[u8], ser
     let Some(list) = service.client_list.as_ref().filter(|_| is_ok && !entries.is_empty()) else {
         return;
     };
-    if let Err(error) = list.remove(entries).await {
+    // Boxed, as above.
+    if let Err(error) = Box::pin(list.remove(entries)).await {
         tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
     }
 }

@@ -28,8 +28,8 @@ pub async fn follow(acceptor: Arc<Acceptor>, reloads: Certificates) {
         let is_unchanged = before.replace(found) == Some(found);
         if found == Some(acceptor.fingerprint()) {
             if refused.take().is_some() {
-                reloads.is_refused.set(0);
                 tracing::info!("the files have the certificates in use again");
+                reloads.is_refused.set(0);
             }
             continue;
         }

@@ -116,10 +116,11 @@ impl Upstream {
                     }
                     return Ok(answer);
                 }
+                // The first server was asked twice.
+                Err(reason) if reasons.contains(&reason) => {}
                 Err(reason) => reasons.push(reason),
             }
         }
-        reasons.dedup();
         Err(reasons.join("; "))
     }
 

@@ -1,24 +1,21 @@
 //! The list of clients' constraints is deleted while Keywards run.
 
+use bson::Bson;
+
 use super::*;
+
+/// The documents that a `find` shows.
+fn found(cluster: &Cluster, database: &str, find: Document) -> Vec<Bson> {
+    let reply = cluster.run(database, find).unwrap();
+    let cursor = reply.get_document("cursor").unwrap();
+    cursor.get_array("firstBatch").unwrap().clone()
+}
 
 /// The list's version; 0 if it is gone.
 fn version(cluster: &Cluster) -> i64 {
-    let found = cluster.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
-    let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
-    let list = batch.first().map(|list| list.as_document().unwrap());
-    list.map_or(0, |list| list.get_i64("version").unwrap())
-}
-
-/// Whether a `find` shows nothing.
-fn is_empty(cluster: &Cluster, database: &str, find: Document) -> bool {
-    let found = cluster.run(database, find).unwrap();
-    found
-        .get_document("cursor")
-        .unwrap()
-        .get_array("firstBatch")
-        .unwrap()
-        .is_empty()
+    let lists = found(cluster, "keyward", doc! { "find": "clientConstraints" });
+    let version = |list: &Bson| list.as_document().unwrap().get_i64("version").unwrap();
+    lists.first().map_or(0, version)
 }
 
 /// Every Keyward goes on without them, also one that has yet to write there. A list that is made anew isn't taken for the former one.
@@ -37,7 +34,7 @@ fn clients_constraints_end_with_their_list() {
     let former = version(&cluster);
     let behind = doc! { "find": "keywards", "filter": { "clientsVersion": { "$ne": former } } };
     slow.until("every entry has the version", || {
-        is_empty(&cluster, "keyward", behind.clone())
+        found(&cluster, "keyward", behind.clone()).is_empty()
     });
     slow.freeze();
     let delete = doc! { "delete": "clientConstraints", "deletes": [{ "q": {}, "limit": 0 }] };
@@ -50,7 +47,7 @@ fn clients_constraints_end_with_their_list() {
     }
     // The list may be restored: the definition still belongs to its entry.
     let of_entry = doc! { "find": "keyward.constraints", "filter": { "ofClient": { "$type": "objectId" } } };
-    assert!(!is_empty(&cluster, DATABASE, of_entry));
+    assert!(!found(&cluster, DATABASE, of_entry).is_empty());
     let deletes = doc! { "delete": "users", "deletes": [{ "q": { "_id": 21, "region": "z" }, "limit": 1 }] };
     must(&reply(&quick, DATABASE, &deletes));
 

@@ -8,6 +8,7 @@ mod listing;
 
 pub use listing::Listing;
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 
 use mongodb::Client;
@@ -17,7 +18,7 @@ use crate::constraint::PROXY_PREFIX;
 use crate::proxy_collection::answered;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
-use crate::upstream::Connection;
+use crate::upstream::{Connection, sharded_collections};
 use crate::write::ForwardError;
 
 /// Carries out a command that lists or watches, without what is Keyward's own. Returns nothing if Keyward forwards it unchanged.
@@ -35,12 +36,24 @@ pub async fn serve(
         return Ok(Some(answer));
     }
     let mut emptied = Vec::new();
-    for database in catalog.databases().filter_map(|name| str::from_utf8(name).ok()) {
-        if lists(Doc::new(&answer)?, database)? && is_emptied(client, database).await {
-            emptied.push(database.as_bytes());
+    for database in databases_with_proxies(client, catalog).await {
+        if lists(Doc::new(&answer)?, &database)? && is_emptied(client, &database).await {
+            emptied.push(database.into_bytes());
         }
     }
     Ok(Some(without_databases(Doc::new(&answer)?, &emptied)?))
+}
+
+/// The databases that may have nothing but proxy collections: those of the constraints, and those of a constraint that a client
+/// made, which ended as its database was dropped.
+async fn databases_with_proxies(client: &Client, catalog: &Catalog) -> BTreeSet<String> {
+    let pattern = format!("^[^.]+\\.{}", PROXY_PREFIX.replace('.', "\\."));
+    let of_proxies = answered(sharded_collections(client, &pattern))
+        .await
+        .unwrap_or_default();
+    let former = of_proxies.iter().filter_map(|name| Some(name.split_once('.')?.0));
+    let protected = catalog.databases().filter_map(|name| str::from_utf8(name).ok());
+    former.chain(protected).map(ToOwned::to_owned).collect()
 }
 
 /// Whether the reply to a `listDatabases` lists this database.
@@ -63,7 +76,7 @@ async fn is_emptied(client: &Client, database: &str) -> bool {
 }
 
 /// The reply to a `listDatabases` without these.
-fn without_databases(answer: Doc<'_>, hidden: &[&[u8]]) -> Result<Vec<u8>, Malformed> {
+fn without_databases(answer: Doc<'_>, hidden: &[Vec<u8>]) -> Result<Vec<u8>, Malformed> {
     if hidden.is_empty() {
         return Ok(answer.bytes().to_vec());
     }
@@ -73,7 +86,7 @@ fn without_databases(answer: Doc<'_>, hidden: &[&[u8]]) -> Result<Vec<u8>, Malfo
             continue;
         };
         let name = database.get("name")?.and_then(|name| name.as_string_bytes());
-        match name.is_some_and(|name| hidden.contains(&name)) {
+        match name.is_some_and(|name| hidden.iter().any(|hidden| hidden == name)) {
             true => size += database.whole_number("sizeOnDisk")?.unwrap_or(0),
             false => shown.push(database.bytes()),
         }
@@ -108,7 +121,7 @@ mod tests {
             "totalSize": 4_i64 << 20, "totalSizeMb": 4_i64, "ok": 1.0,
         };
         let bytes = answer.to_vec().unwrap();
-        let edited = |hidden: &[&[u8]]| {
+        let edited = |hidden: &[Vec<u8>]| {
             let edited = without_databases(Doc::new(&bytes).unwrap(), hidden).unwrap();
             Document::from_reader(edited.as_slice()).unwrap()
         };
@@ -117,6 +130,6 @@ mod tests {
             "databases": [{ "name": "b", "sizeOnDisk": 1_i64 << 20 }],
             "totalSize": 1_i64 << 20, "totalSizeMb": 1_i64, "ok": 1.0,
         };
-        assert_eq!(edited(&[b"a"]), expected);
+        assert_eq!(edited(&[b"a".to_vec()]), expected);
     }
 }

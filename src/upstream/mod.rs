@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, ConnectionError, Reply, Unanswered};
 pub use probe::Probe;
-pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
+pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection, sharded_collections};
 pub use statement_memory::reports_retries;
 pub use topology::{Targets, WIRE_VERSION_MIN};
 

@@ -28,6 +28,18 @@ pub async fn sharded_collection(client: &Client, namespace: &Namespace) -> Resul
     collections.find_one(sharded(&[namespace.to_string()])).await
 }
 
+/// The names of the sharded collections that match a regular expression, as `database.collection`; none on a replica set.
+pub async fn sharded_collections(client: &Client, pattern: &str) -> Result<Vec<String>, Error> {
+    let collections = client.database("config").collection::<Document>("collections");
+    let entries: Vec<Document> = collections
+        .find(sharded_with(doc! { "$regex": pattern }))
+        .await?
+        .try_collect()
+        .await?;
+    let name_of = |entry: Document| Some(entry.get_str("_id").ok()?.to_owned());
+    Ok(entries.into_iter().filter_map(name_of).collect())
+}
+
 /// How a collection is sharded at one moment. Dropped and made again, sharded anew or by a longer key, it is another one; moved
 /// chunks change nothing about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,5 +66,9 @@ impl CollectionSharding {
 
 /// Newer servers list unsharded collections, too; older ones those that were dropped.
 fn sharded(names: &[String]) -> Document {
-    doc! { "_id": { "$in": names }, "dropped": { "$ne": true }, "unsplittable": { "$ne": true } }
+    sharded_with(doc! { "$in": names })
+}
+
+fn sharded_with(name: Document) -> Document {
+    doc! { "_id": name, "dropped": { "$ne": true }, "unsplittable": { "$ne": true } }
 }

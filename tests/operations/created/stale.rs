@@ -46,6 +46,13 @@ fn a_drop_ends_constraints_that_its_keyward_does_not_know_yet() {
         must(&reply(&quick, DATABASE, &create([unique_email()])));
     });
     must(&reply);
+    // Only the proxy collection is left.
+    let list = doc! { "listDatabases": 1, "nameOnly": true, "filter": { "name": DATABASE } };
+    let is_listed = |list: Document| list.to_string().contains(DATABASE);
+    assert!(is_listed(CLUSTER.run("admin", list.clone()).unwrap()));
+    for keyward in [&late, &start()] {
+        assert!(!is_listed(keyward.run("admin", list.clone()).unwrap()));
+    }
     shard_users(DATABASE);
     until_no_constraint(&quick, DATABASE);
 }

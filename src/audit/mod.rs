@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mongodb::Client;
-use prometheus::IntGauge;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -30,8 +29,9 @@ use crate::constraint::{Constraint, ConstraintName};
 use crate::namespace::Namespace;
 use collection::audit_again_and_again;
 use progress::AuditProgress;
+pub use progress::SeenAudits;
 
-/// How long to leave it between two reads of the catalog, and two updates of the metric.
+/// How long to leave it between two reads of the catalog, and two notes of the progress.
 const POLL: Duration = Duration::from_secs(1);
 
 /// The state that the audits of all collections share.
@@ -78,14 +78,14 @@ impl Auditor {
 }
 
 /// Audits every protected collection of the catalog that `current` gives; ends only when it is dropped. It reports nothing about
-/// a constraint unless that `is_enforced`: until then documents without reservations are no fault.
+/// a constraint unless that `is_enforced`: until then documents without reservations are no fault. It tells `note` how far it has come.
 pub async fn run(
     client: Client,
     (current, is_enforced): (
         impl Fn() -> Arc<Catalog> + Send + Sync + 'static,
         impl Fn(&Constraint) -> bool + Send + Sync + 'static,
     ),
-    behind_seconds: IntGauge,
+    note: impl Fn(SeenAudits),
 ) {
     let auditor = Arc::new(Auditor {
         client,
@@ -110,8 +110,8 @@ pub async fn run(
                 .entry(namespace)
                 .or_insert_with_key(|namespace| tasks.spawn(audit_again_and_again(auditor.clone(), namespace.clone())));
         }
-        let behind = auditor.progress().behind(Instant::now());
-        behind_seconds.set(i64::try_from(behind.as_secs()).unwrap_or(i64::MAX));
+        let seen = auditor.progress().seen(Instant::now());
+        note(seen);
         tokio::time::sleep(POLL).await;
     }
 }

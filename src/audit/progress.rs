@@ -7,6 +7,15 @@ use tokio::time::Instant;
 
 use crate::namespace::Namespace;
 
+/// The audits of this Keyward, as an operator sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenAudits {
+    /// The number of collections that this Keyward audits. Other Keywards audit the others.
+    pub collections: usize,
+    /// The longest time for which one of them has had changes that aren't audited.
+    pub behind: Duration,
+}
+
 /// How far the collections are audited that this Keyward audits.
 #[derive(Debug, Default)]
 pub(super) struct AuditProgress(HashMap<Namespace, CollectionProgress>);
@@ -49,10 +58,13 @@ impl AuditProgress {
         self.0.remove(namespace);
     }
 
-    /// The longest time for which a collection has had changes that aren't audited.
-    pub(super) fn behind(&self, now: Instant) -> Duration {
+    /// How far this Keyward's audits have come.
+    pub(super) fn seen(&self, now: Instant) -> SeenAudits {
         let behind = self.0.values().map(|progress| now - progress.caught_up);
-        behind.max().unwrap_or_default()
+        SeenAudits {
+            collections: self.0.len(),
+            behind: behind.max().unwrap_or_default(),
+        }
     }
 
     fn of(&mut self, namespace: &Namespace, now: Instant) -> &mut CollectionProgress {
@@ -73,7 +85,7 @@ mod tests {
     fn an_audit_that_fails_again_and_again_is_behind_since_its_last_success() {
         let (users, begun) = (Namespace::new("shop", "users"), Instant::now());
         let mut progress = AuditProgress::default();
-        assert_eq!(progress.behind(begun), Duration::ZERO);
+        assert_eq!(progress.seen(begun).behind, Duration::ZERO);
         progress.note_begun(&users, begun);
         progress.note_caught_up(&users, false, begun + SECOND);
         for second in 2..10 {
@@ -82,11 +94,11 @@ mod tests {
             // It has compared only some of the documents.
             progress.note_caught_up(&users, false, begun + second * SECOND);
         }
-        assert_eq!(progress.behind(begun + 10 * SECOND), 9 * SECOND);
+        assert_eq!(progress.seen(begun + 10 * SECOND).behind, 9 * SECOND);
         progress.note_caught_up(&users, true, begun + 11 * SECOND);
-        assert_eq!(progress.behind(begun + 11 * SECOND), Duration::ZERO);
+        assert_eq!(progress.seen(begun + 11 * SECOND).behind, Duration::ZERO);
         progress.note_caught_up(&users, false, begun + 12 * SECOND);
-        assert_eq!(progress.behind(begun + 14 * SECOND), 2 * SECOND);
+        assert_eq!(progress.seen(begun + 14 * SECOND).behind, 2 * SECOND);
     }
 
     #[test]
@@ -94,8 +106,13 @@ mod tests {
         let (users, now) = (Namespace::new("shop", "users"), Instant::now());
         let mut progress = AuditProgress::default();
         progress.note_broken_off(&users, now);
-        assert_eq!(progress.behind(now + SECOND), SECOND);
+        assert_eq!(progress.seen(now + SECOND).behind, SECOND);
+        assert_eq!(progress.seen(now).collections, 1);
         progress.forget(&users);
-        assert_eq!(progress.behind(now + SECOND), Duration::ZERO);
+        let none = SeenAudits {
+            collections: 0,
+            behind: Duration::ZERO,
+        };
+        assert_eq!(progress.seen(now + SECOND), none);
     }
 }

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use super::clients::{self, FollowedList};
 use super::deployment::follow_privileges;
 use super::reachability;
-use crate::audit;
+use crate::audit::{self, SeenAudits};
 use crate::config::Config;
 use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership};
@@ -125,13 +125,18 @@ pub(super) fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
 
 pub(super) fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
     let client = service.upstream.client().clone();
-    let behind_seconds = service.metrics.audit_behind_seconds.clone();
-    behind_seconds.set(0);
-    let (service, knowing) = (service.clone(), service.clone());
+    service.metrics.audit_behind_seconds.set(0);
+    service.board.note_audits(None);
+    let (service, knowing, noting) = (service.clone(), service.clone(), service.clone());
     let current = move || service.writes.catalog().clone();
     let is_enforced = move |constraint: &Constraint| knowing.is_enforced(constraint);
+    let note = move |seen: SeenAudits| {
+        let behind = i64::try_from(seen.behind.as_secs()).unwrap_or(i64::MAX);
+        noting.metrics.audit_behind_seconds.set(behind);
+        noting.board.note_audits(Some(seen));
+    };
     let run = || {
-        let audited = audit::run(client, (current, is_enforced), behind_seconds);
+        let audited = audit::run(client, (current, is_enforced), note);
         Background(tokio::spawn(audited))
     };
     config.audit.then(run)

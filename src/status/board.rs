@@ -1,4 +1,5 @@
-//! Collects what parts of a running Keyward note for its status: the register, the counts of reservations, the work under way.
+//! Collects what parts of a running Keyward note for its status: the register, the counts of reservations, the audits, the work
+//! under way.
 //!
 //! Reservations are counted only when a client asks for the status, and at most once in [`FRESH`]. The server answers from the
 //! collections' metadata. The builds of clients' constraints are read each time.
@@ -11,6 +12,7 @@ use bson::oid::ObjectId;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
+use crate::audit::SeenAudits;
 use crate::catalog::Catalog;
 use crate::client_constraints::BuildUnderWay;
 use crate::fleet::RegisterEntry;
@@ -48,6 +50,7 @@ pub struct StatusBoard {
     /// Long work under way.
     pub work: WorkUnderWay,
     fleet: Arc<Mutex<Option<SeenFleet>>>,
+    audits: Arc<Mutex<Option<SeenAudits>>>,
     counts: Arc<OnRequest<Option<ReservationCounts>>>,
     builds: Arc<OnRequest<Vec<BuildUnderWay>>>,
 }
@@ -66,6 +69,16 @@ impl StatusBoard {
     /// The register as it was seen last, if it was.
     pub fn fleet(&self) -> Option<SeenFleet> {
         self.fleet.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes how far the audits have come, or that this Keyward doesn't audit.
+    pub fn note_audits(&self, seen: Option<SeenAudits>) {
+        *self.audits.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+    }
+
+    /// How far the audits have come, if this Keyward is to audit.
+    pub fn audits(&self) -> Option<SeenAudits> {
+        *self.audits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The last count of reservations, if there is one.

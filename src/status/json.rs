@@ -44,6 +44,9 @@ impl Status {
                 "doing": work.doing, "what": work.what, "done": work.done, "ofAbout": work.of,
             })).collect::<Vec<_>>(),
             "builds": admin.board.builds().iter().map(build).collect::<Vec<_>>(),
+            "audit": admin.board.audits().map(|seen| json!({
+                "collections": seen.collections, "behindSeconds": seen.behind.as_secs(),
+            })),
             "fleet": admin.board.fleet().map(|seen| fleet(&seen)),
             "constraints": constraints(admin),
         })
@@ -92,6 +95,7 @@ fn constraints(admin: &Admin) -> Value {
                 "reserved": metrics.reservations.get(), "duplicates": metrics.duplicates.get(),
                 "waits": metrics.conflicts_waited.get(), "takenOver": metrics.takeovers.get(),
                 "released": metrics.released.get(), "inDoubt": metrics.in_doubt.get(), "swept": metrics.swept.get(),
+                "auditRepaired": metrics.audit_repaired.get(), "auditViolations": metrics.audit_violations.get(),
             },
         })
     };

@@ -11,6 +11,7 @@ use crate::admin::Admin;
 use crate::client_constraints::{BuildPhase, DocumentProgress};
 use crate::counted::Counted;
 use crate::fleet::RegisterEntry;
+use crate::metrics::ConstraintMetrics;
 pub use board::{ReservationCounts, SeenFleet, StatusBoard};
 
 /// The properties of a Keyward that don't change from its start to its end.
@@ -102,9 +103,10 @@ impl Status {
         facts.extend(of_fleet(admin));
         facts.extend(of_builds(admin));
         facts.extend(of_work(admin));
+        facts.extend(of_audits(admin));
         let counts = admin.board.counts();
         facts.push(("counted", counted(counts.as_ref())));
-        let row = |(name, is_enforced, metrics): (String, bool, crate::metrics::ConstraintMetrics)| {
+        let row = |(name, is_enforced, metrics): (String, bool, ConstraintMetrics)| {
             let counted = |counter: &prometheus::IntCounter| counter.get().to_string();
             let reservations = counts.as_ref().and_then(|counts| counts.by_constraint.get(&name));
             [
@@ -273,6 +275,29 @@ fn of_work(admin: &Admin) -> Vec<(&'static str, String)> {
         (item.doing, text)
     });
     shown.collect()
+}
+
+/// How far the audits have come, and their findings.
+fn of_audits(admin: &Admin) -> Option<(&'static str, String)> {
+    let seen = admin.board.audits()?;
+    let constraints = admin.metrics.constraints();
+    let sum = |counter: fn(&ConstraintMetrics) -> u64| -> u64 {
+        constraints.iter().map(|(_, _, metrics)| counter(metrics)).sum()
+    };
+    let audited = match seen.collections {
+        0 => "by other Keywards".to_owned(),
+        collections => format!(
+            "{}, {} s behind",
+            Counted(collections as u64, "collection"),
+            seen.behind.as_secs()
+        ),
+    };
+    let reserved = Counted(sum(|metrics| metrics.audit_repaired.get()), "document");
+    let violations = Counted(sum(|metrics| metrics.audit_violations.get()), "violation");
+    Some((
+        "audit",
+        format!("{audited}; since the start {reserved} reserved, {violations}"),
+    ))
 }
 
 /// The meaning of the numbers of each constraint.

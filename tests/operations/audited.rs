@@ -79,6 +79,16 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
         metric(&keyward, DATABASE, "audit_violations_total") == 1
     });
     assert!(keyward.log().contains("violates a constraint, written past Keyward"));
+    keyward.until("the status", || {
+        let shown = keyward.get("/status.json");
+        shown.contains(r#""audit":{"behindSeconds":0,"collections":1}"#)
+            && shown.contains(r#""auditRepaired":2,"auditViolations":1,"#)
+    });
+    let lines = keyward.get("/status");
+    assert!(
+        lines.contains("; since the start 2 documents reserved, 1 violation\n"),
+        "{lines}"
+    );
     assert_eq!(metric(&keyward, DATABASE, "audit_repaired_total"), 2);
     // `keyward shard` counts what audits have found.
     let definitions = past(doc! { "find": "keyward.constraints" });

@@ -179,6 +179,19 @@ pub fn names_matched_position(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'.').any(|name| name == b"$")
 }
 
+/// Whether an update by operators has such a path.
+pub fn names_matched_position_in(update: &Element<'_>) -> Result<bool, Malformed> {
+    let Some(operators) = update.as_document()? else {
+        return Ok(false);
+    };
+    operators.any(|operator| {
+        let fields = operator.as_document()?;
+        fields.map_or(Ok(false), |fields| {
+            fields.any(|field| Ok(names_matched_position(field.name)))
+        })
+    })
+}
+
 /// The part that a pipeline may change if it sets `path`: everything below the first name.
 fn first_name(path: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'.').next().unwrap_or(path)

@@ -67,6 +67,8 @@ pub struct Selection<'a> {
     pub query: Option<Doc<'a>>,
     /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, if the statement or its command has them.
     pub options: [Option<Element<'a>>; 5],
+    /// The constants of an update by a pipeline (`c`), which its query may use as well.
+    pub constants: Option<Doc<'a>>,
     /// Whether it is about one document only.
     pub is_single: bool,
 }
@@ -137,8 +139,16 @@ impl<'a> Statement<'a> {
         Ok(Selection {
             query: self.query()?,
             options: options.map(|option| option.filter(|option| !option.is_nothing())),
+            constants: self.constants()?,
             is_single: self.is_single,
         })
+    }
+
+    fn constants(self) -> Result<Option<Doc<'a>>, Malformed> {
+        match self.kind {
+            StatementKind::Update => self.raw.nested("c"),
+            StatementKind::Delete | StatementKind::FindAndModify => Ok(None),
+        }
     }
 
     /// All documents under this collation, within the client's time limit.
@@ -146,7 +156,7 @@ impl<'a> Statement<'a> {
         Ok(Selection {
             query: None,
             options: [None, collation, None, None, self.body.get("maxTimeMS")?],
-            is_single: false,
+            ..Selection::default()
         })
     }
 

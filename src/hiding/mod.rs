@@ -44,7 +44,7 @@ pub async fn serve(
     Ok(Some(without_databases(Doc::new(&answer)?, &emptied)?))
 }
 
-/// The databases that may have nothing but proxy collections: those of the constraints, and those of a constraint that a client
+/// The databases in which only proxy collections may be left: those of the constraints, and those of a constraint that a client
 /// made, which ended as its database was dropped.
 async fn databases_with_proxies(client: &Client, catalog: &Catalog) -> BTreeSet<String> {
     let pattern = format!("^[^.]+\\.{}", PROXY_PREFIX.replace('.', "\\."));

@@ -72,11 +72,12 @@ const REFUSED_BEFORE_EXECUTION: [i32; 21] = [
 ];
 
 /// Codes below 10000 with which the server refuses a single document.
-const REFUSED_DOCUMENT: [i32; 24] = [
+const REFUSED_DOCUMENT: [i32; 25] = [
     code::BAD_VALUE,
     code::FAILED_TO_PARSE,
     code::UNAUTHORIZED,
     code::TYPE_MISMATCH,
+    code::OVERFLOW,
     code::ILLEGAL_OPERATION,
     code::INVALID_BSON,
     code::NAMESPACE_NOT_FOUND,

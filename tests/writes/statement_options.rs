@@ -69,6 +69,10 @@ fn commands() -> Vec<Document> {
         update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "m": 1 }, "multi": true }),
         update(doc! { "q": { "tags": 3 }, "u": { "$set": { "email": "z", "tags.$": 9 } } }),
         update(doc! { "q": { "_id": 1 }, "u": by_let(), "c": { "mail": "by constant" } }),
+        update(doc! { "q": expr(), "u": by_let(), "c": { "mail": "by constant", "wanted": 2 } }),
+        with_let(update(
+            doc! { "q": expr(), "u": by_let(), "c": { "wanted": 3, "other": { "$add": [1] } } },
+        )),
         with_let(update(doc! { "q": expr(), "u": by_let(), "multi": true })),
         with_let(update(doc! { "q": expr(), "u": by_let() })),
         doc! { "delete": "users", "deletes": [{ "q": { "name": "ann" }, "limit": 0, "collation": english() }] },
@@ -165,7 +169,7 @@ async fn chance_changes_nothing_unseen(upstream: &str, database: &str) {
     let documents: Vec<Document> = (0..100).map(|n| doc! { "_id": n, "n": n }).collect();
     run(&client, database, doc! { "insert": "lots", "documents": documents }).await;
     let of_many = |query: Document| doc! { "q": query, "u": { "$inc": { "n": 1_000 } }, "multi": true };
-    let of_one = || doc! { "q": { "$sampleRate": 0.02 }, "u": { "$inc": { "n": 100_000 } } };
+    let of_one = || doc! { "q": { "$sampleRate": 0.1 }, "u": { "$inc": { "n": 100_000 } } };
     let by_chance = || doc! { "$expr": { "$lt": [{ "$rand": {} }, 0.5] } };
     let mut commands = vec![of_many(by_chance()), of_many(doc! { "$or": [by_chance(), { "n": 1 }] })];
     commands.extend((0..20).map(|_| of_one()));
@@ -177,6 +181,51 @@ async fn chance_changes_nothing_unseen(upstream: &str, database: &str) {
     assert_eq!(held.len(), 100);
     assert!(held.iter().any(|n| n.as_i32() >= Some(1_000)));
     assert_eq!(values(&client, database, "keyward.lots.n_1", "_id.k.n").await, held);
+}
+
+/// Keyward reads the documents, and the server is not to choose among them once more.
+async fn chance_decides_once(upstream: &str, database: &str) {
+    const DOCUMENTS: i32 = 400;
+    let keyward = Keyward::start(
+        upstream,
+        &format!("  - {{ collection: {database}.lots, key: {{ n: 1 }} }}\n"),
+    );
+    let client = keyward.client().await;
+    let documents: Vec<Document> = (0..DOCUMENTS).map(|n| doc! { "_id": n, "n": n }).collect();
+    run(&client, database, doc! { "insert": "lots", "documents": documents }).await;
+    let half = || doc! { "$sampleRate": 0.5 };
+    let add = vec![doc! { "$set": { "n": { "$add": ["$n", 1_000] } } }];
+    for _ in 0..10 {
+        let update = doc! { "q": half(), "u": add.clone() };
+        let reply = run(&client, database, doc! { "update": "lots", "updates": [update] }).await;
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+        let found = doc! { "findAndModify": "lots", "query": half(), "update": add.clone() };
+        let reply = run(&client, database, found).await;
+        assert!(reply.get_document("value").is_ok(), "{reply}");
+    }
+    let update = doc! { "q": half(), "u": add, "multi": true };
+    let delete = doc! { "q": half(), "limit": 0 };
+    let of_many = [
+        doc! { "update": "lots", "updates": [update] },
+        doc! { "delete": "lots", "deletes": [delete] },
+    ];
+    for command in of_many {
+        let reply = run(&client, database, command).await;
+        // Half of them, and not a quarter. By chance it would be as few in one of 10^9 runs.
+        assert!(reply.get_i32("n").unwrap() > DOCUMENTS * 7 / 20, "{reply}");
+    }
+    let held = values(&client, database, "lots", "n").await;
+    assert_eq!(values(&client, database, "keyward.lots.n_1", "_id.k.n").await, held);
+}
+
+#[tokio::test]
+async fn chance_decides_once_on_shards() {
+    chance_decides_once(&Cluster::shared().uri(), "chance_once").await;
+}
+
+#[tokio::test]
+async fn chance_decides_once_in_strict_mode() {
+    chance_decides_once(&ReplicaSet::shared().uri(), "chance_once").await;
 }
 
 /// All that stands at `path`.

@@ -13,6 +13,7 @@ mod way;
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -85,7 +86,7 @@ impl<'a> Insert<'a> {
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = advance_attempts(self.op.protected, &mut pending, &self.op.takeover_check()).await;
-            if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
+            if let Err(error) = self.remove_first_tries(&mut pending, &way, is_duplicate).await {
                 self.give_up(&mut pending).await;
                 return Err(error);
             }
@@ -101,7 +102,16 @@ impl<'a> Insert<'a> {
                 self.give_up(&mut pending).await;
                 return Err(error);
             }
-            self.wait(&awaited, &mut back_off, &mut pending).await;
+            let own = self.guard.id();
+            let conflicting = awaited.into_iter().find(|conflicting| conflicting.write != own);
+            if conflicting.is_some()
+                && self.time_left().is_some_and(|left| left.is_zero())
+                && let Err(error) = self.end_late(&mut pending, &way).await
+            {
+                self.give_up(&mut pending).await;
+                return Err(error);
+            }
+            self.wait(conflicting, &mut back_off, &mut pending).await;
         }
         if self.stopped.is_some() {
             // The documents that still wait are not inserted.
@@ -215,30 +225,28 @@ impl<'a> Insert<'a> {
         (candidates, None)
     }
 
-    /// Removes the duplicates that an earlier try of the command inserted itself.
+    /// Removes those of the candidates that an earlier try of the command inserted itself, if they are `in_question`.
     async fn remove_first_tries(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
         way: &InsertWay,
+        in_question: impl Fn(&Candidate<'_>) -> bool,
     ) -> Result<(), ForwardError> {
         let Some(retry) = &self.op.command.retry else {
             return Ok(());
         };
-        let is_duplicate = |candidate: &&Candidate<'_>| {
-            matches!(candidate.attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(_))))
-        };
-        let duplicates: Vec<&Candidate<'_>> = pending.iter().filter(is_duplicate).collect();
-        if duplicates.is_empty() {
+        let questioned: Vec<&Candidate<'_>> = pending.iter().filter(|candidate| in_question(candidate)).collect();
+        if questioned.is_empty() {
             return Ok(());
         }
-        let done = match way.done_before(&mut self.op, &duplicates).await {
+        let done = match way.done_before(&mut self.op, &questioned).await {
             Ok(done) => done,
             Err(failure) => {
                 self.stopped.get_or_insert(Stopped::Whole(failure.into_reply()?.body));
                 return Ok(());
             }
         };
-        // The keys that the candidates reserved before they met the duplicate.
+        // The keys that the candidates reserved before they met another document's key.
         self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
             self.reply.retried(retry.retry_id(candidate.position).statement);
@@ -392,24 +400,29 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now. If the client's time
-    /// is over, refuses the command instead.
-    async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
-        let own = self.guard.id();
-        if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.write != own) {
-            let left = self
-                .op
-                .client_deadline
-                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return self.refuse(&WriteRefusal::TimeLimit);
-            }
+    /// Refuses the documents that still wait for another write though the client's time is over. An earlier try of the command
+    /// may have inserted them: that other write came for their keys later.
+    async fn end_late(&mut self, pending: &mut Vec<Candidate<'_>>, way: &InsertWay) -> Result<(), ForwardError> {
+        let waits = |candidate: &Candidate<'_>| candidate.attempt.is_waiting();
+        self.remove_first_tries(pending, way, waits).await?;
+        if pending.iter().any(waits) {
+            self.refuse(&WriteRefusal::TimeLimit);
+        }
+        Ok(())
+    }
+
+    /// How much is left of the client's time, if the client limits it.
+    fn time_left(&self) -> Option<Duration> {
+        let deadline = self.op.client_deadline?;
+        Some(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits until the attempt of another write may be decided, if there is one. Those of the same command are decided by now.
+    async fn wait(&self, conflicting: Option<Token>, back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
+        if let Some(conflicting) = conflicting {
             let at_most = back_off.next();
-            self.op
-                .context
-                .writes
-                .wait_for(conflicting.write, left.map_or(at_most, |left| at_most.min(left)))
-                .await;
+            let at_most = self.time_left().map_or(at_most, |left| at_most.min(left));
+            self.op.context.writes.wait_for(conflicting.write, at_most).await;
         }
         end_waits(pending);
     }
@@ -442,6 +455,11 @@ impl<'a> Insert<'a> {
             false => self.reply.body(),
         }
     }
+}
+
+/// Whether another document holds a key of the candidate.
+fn is_duplicate(candidate: &Candidate<'_>) -> bool {
+    matches!(candidate.attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(_))))
 }
 
 /// Ends the waits of candidates that may go on. Documents of one command that want the same key get it in their order, as the

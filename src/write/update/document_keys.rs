@@ -12,7 +12,7 @@ use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
 use crate::constraint::{KeyError, id_identity, root_of};
 use crate::proxy_collection::{Owner, ProxyCollection};
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 use crate::write::forward_error::ForwardError;
@@ -93,7 +93,7 @@ pub async fn read(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<DocumentKeys>, Failure> {
-    let command = find_command(protected, selection, most);
+    let command = find_command(protected, selection, most)?;
     let database = &protected.namespace.database;
     let mut reply = transaction.run(upstream, database, command, None).await?;
     if let Some(kept) = kept {
@@ -170,7 +170,7 @@ pub async fn read_outside(
         is_single: !names_id,
         ..*selection
     };
-    let mut command = find_command(protected, &selection, usize::MAX);
+    let mut command = find_command(protected, &selection, usize::MAX)?;
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     append_read_concern(&mut command, b"local");
@@ -203,9 +203,9 @@ pub async fn read_several_outside(
     let selection = Selection {
         query: Some(query),
         options: [None, None, None, None, body.get("maxTimeMS")?],
-        is_single: false,
+        ..Selection::default()
     };
-    let mut command = find_command(protected, &selection, usize::MAX);
+    let mut command = find_command(protected, &selection, usize::MAX)?;
     command.int32("batchSize", SEVERAL_MAX);
     // The state that a write sees, as in `read_outside`.
     append_read_concern(&mut command, b"local");
@@ -246,9 +246,9 @@ pub async fn read_after(
     let selection = Selection {
         query: Some(Doc::new(&query)?),
         options: [None, None, None, None, body.get("maxTimeMS")?],
-        is_single: false,
+        ..Selection::default()
     };
-    let mut command = find_command(protected, &selection, 2);
+    let mut command = find_command(protected, &selection, 2)?;
     command.boolean("singleBatch", true);
     command
         .open(ElementType::EmbeddedDocument, b"collation")
@@ -288,22 +288,53 @@ async fn first_batch(
 }
 
 /// The `find` for the selected documents, with the fields that constraints need.
-fn find_command(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builder {
+fn find_command(protected: &Protected, selection: &Selection<'_>, most: usize) -> Result<Builder, Malformed> {
     let mut command = Builder::new();
     command.string("find", protected.namespace.collection.as_bytes());
     if let Some(query) = selection.query {
         command.document("filter", query);
     }
     for option in selection.options.iter().flatten() {
-        command.element(option);
+        if option.name != b"let" {
+            command.element(option);
+        }
     }
+    append_variables(&mut command, selection)?;
     append_projection(&mut command, protected);
     match i32::try_from(most) {
         _ if selection.is_single => command.int32("limit", 1),
         Ok(most) => command.int32("limit", most),
         Err(_) => &mut command,
     };
-    command
+    Ok(command)
+}
+
+/// Appends the variables that the query may use: those of the command, and a statement's constants. The server lets a constant
+/// hide a variable of the same name.
+fn append_variables(command: &mut Builder, selection: &Selection<'_>) -> Result<(), Malformed> {
+    let variables = selection.options.iter().flatten().find(|option| option.name == b"let");
+    let Some(constants) = selection.constants else {
+        variables.map(|variables| command.element(variables));
+        return Ok(());
+    };
+    command.open(ElementType::EmbeddedDocument, b"let");
+    let variables = variables.map(Element::as_document).transpose()?.flatten();
+    for variable in variables.into_iter().flat_map(Doc::elements) {
+        let variable = variable?;
+        if !constants.any(|constant| Ok(constant.name == variable.name))? {
+            command.element(&variable);
+        }
+    }
+    for constant in constants.elements() {
+        let constant = constant?;
+        // The server evaluates a variable's value, but not a constant's.
+        command
+            .open(ElementType::EmbeddedDocument, constant.name)
+            .append(constant.kind, b"$literal", constant.value)
+            .close();
+    }
+    command.close();
+    Ok(())
 }
 
 /// `query`, as long as the values that keys under these constraints are made of are the same as in `document`. Those at `operands`

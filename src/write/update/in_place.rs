@@ -119,7 +119,7 @@ async fn try_once(
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
-        ReserveOutcome::Refused(refusal) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(refusal))),
+        ReserveOutcome::Refused(refusal) => run.meet_refusal(refusal).await,
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried

@@ -6,9 +6,11 @@
 use std::slice;
 
 use super::document_keys::{self, DocumentKeys, with_same_keys};
+use super::placement::conditions_on_shard_key;
 use super::result::Evaluation;
 use super::routed::AtOwner;
 use crate::catalog::Protected;
+use crate::command::affected_keys::names_matched_position_in;
 use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
 use crate::command::key_update::names_a_position;
 use crate::command::statement::{Selection, Statement, StatementKind};
@@ -82,7 +84,9 @@ impl Statement<'_> {
         let Some(is_part) = self.drop_too_many(&mut selected, documents_max)? else {
             return Ok(Err(Evaluation::too_many(protected, documents_max)));
         };
-        let is_fickle = is_fickle(self.query()?.unwrap_or(Doc::empty()))?;
+        let query = self.query()?.unwrap_or(Doc::empty());
+        let is_fickle = is_fickle(query)?;
+        let selected_count = selected.len();
         let names_ids = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;
         // A query that names documents only by `_id` may also select others with the same `_id`.
@@ -94,12 +98,19 @@ impl Statement<'_> {
             false => self.all_with_these_ids(op, selected, places, transaction).await?,
         };
         let beside = self.beside_inserted(op, &before, transaction).await?;
+        // The documents are as they were read, so the query needn't choose among them again: by chance it would drop some.
+        let are_chosen = is_fickle && before.len() == selected_count && self.needs_only_ids(protected)?;
+        let on_shard_key = conditions_on_shard_key(query, &protected.shard_key)?.finish();
+        let choosing = match are_chosen {
+            true => Doc::new(&on_shard_key)?,
+            false => query,
+        };
         let query = match before.first().filter(|_| self.is_single) {
             Some(first) => {
                 let document = documents.first().filter(|_| stay_in_place);
-                Some(self.pinned(protected, first, document.map(Vec::as_slice))?)
+                Some(pinned(protected, choosing, first, document.map(Vec::as_slice))?)
             }
-            None if names_ids => Some(both(Doc::new(&these)?, self.query()?.unwrap_or(Doc::empty()))),
+            None if names_ids => Some(both(Doc::new(&these)?, choosing)),
             None => self.without_documents(protected, transaction)?,
         };
         Ok(Ok(Selected {
@@ -141,8 +152,8 @@ impl Statement<'_> {
             && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX))
     }
 
-    /// The documents with the `_id` of an upsert's query, on all shards, if it selects none, and doesn't determine the shard of a new
-    /// document. The read of the new document then finds these, too.
+    /// The documents with the `_id` that an upsert gives a new document, on all shards. Only for an upsert that selects none, and whose query
+    /// doesn't determine the shard of a new one: the read of the new document then finds these, too.
     async fn beside_inserted(
         self,
         op: &mut WriteOp<'_>,
@@ -158,32 +169,22 @@ impl Statement<'_> {
         if !protected.is_collated && self.inserts_at(protected)?.is_some() {
             return Ok(Vec::new());
         }
-        let Some(id) = equality(self.query()?.unwrap_or(Doc::empty()), "_id")? else {
+        let asked_for = equality(self.query()?.unwrap_or(Doc::empty()), "_id")?;
+        let Some(id) = asked_for.or(id_in_update(self)?) else {
             return Ok(Vec::new());
         };
         let id = id_document(Element { name: b"_id", ..id });
         document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
     }
 
-    /// The statement's query, pinned to the document of `target`. If `document` is given, also to the values that its keys are made
-    /// of. With the values in the query, the server can only delete the document that Keyward read. If that document has no keys, the
-    /// server may delete another one without keys; that changes no reservation.
-    fn pinned(
-        self,
-        protected: &Protected,
-        target: &DocumentKeys,
-        document: Option<&[u8]>,
-    ) -> Result<Vec<u8>, Malformed> {
-        let query = pin(self.query()?.unwrap_or(Doc::empty()), &target.id, &target.owner)?;
-        match document {
-            Some(document) => with_same_keys(
-                protected.constraints.iter(),
-                &[],
-                Doc::new(&query)?,
-                Doc::new(document)?,
-            ),
-            None => Ok(query),
-        }
+    /// Whether the `_id`s of the selected documents can stand for the query. The server takes more from the query if the statement
+    /// names the array element that it matched. Under a collation, other `_id`s equal these.
+    fn needs_only_ids(self, protected: &Protected) -> Result<bool, Malformed> {
+        let names_position = match self.update()? {
+            Some(update) => names_matched_position_in(&update)?,
+            None => false,
+        };
+        Ok(!names_position && !names_a_position(self.raw)? && !self.is_collated(protected)?)
     }
 
     /// The query of a statement that selects no document, if Keyward doesn't send the client's own.
@@ -269,6 +270,43 @@ impl Statement<'_> {
             all.swap(0, first);
         }
         Ok(all)
+    }
+}
+
+/// The `_id` that the update itself gives a new document.
+fn id_in_update(statement: Statement<'_>) -> Result<Option<Element<'_>>, Malformed> {
+    if let Some(replacement) = statement.replacement()? {
+        return replacement.get("_id");
+    }
+    let update = statement.update()?.map(|update| update.as_document()).transpose()?;
+    for operator in ["$setOnInsert", "$set"] {
+        let fields = update.flatten().map(|update| update.nested(operator)).transpose()?;
+        let id = fields.flatten().map(|fields| fields.get("_id")).transpose()?;
+        if let Some(id) = id.flatten() {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
+}
+
+/// A query, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the
+/// values in the query, the server can only delete the document that Keyward read. If that document has no keys, the server may
+/// delete another one without keys; that changes no reservation.
+fn pinned(
+    protected: &Protected,
+    query: Doc<'_>,
+    target: &DocumentKeys,
+    document: Option<&[u8]>,
+) -> Result<Vec<u8>, Malformed> {
+    let query = pin(query, &target.id, &target.owner)?;
+    match document {
+        Some(document) => with_same_keys(
+            protected.constraints.iter(),
+            &[],
+            Doc::new(&query)?,
+            Doc::new(document)?,
+        ),
+        None => Ok(query),
     }
 }
 

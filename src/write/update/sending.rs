@@ -7,6 +7,7 @@ use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::constraint::KeyError;
 use crate::raw::Doc;
+use crate::reply::WriteRefusal;
 use crate::reservation::Event;
 use crate::server::reply::is_from_memory;
 use crate::write::acknowledged::Acknowledged;
@@ -109,6 +110,14 @@ impl StatementRun<'_, '_> {
         // This comes last: the first try may have ended meanwhile.
         let first_try = first_try(self).await?;
         Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
+    }
+
+    /// Ends a try that got no sure answer about a key, or waited too long for it. An earlier try of the statement may have taken effect: the
+    /// key is one that the document would get by a second one.
+    pub async fn meet_refusal(&mut self, refusal: WriteRefusal) -> Result<InPlaceOutcome, ForwardError> {
+        let first_try = first_try(self).await?;
+        let result = first_try.unwrap_or(StatementResult::Refused(refusal));
+        Ok(InPlaceOutcome::Ran(result))
     }
 
     /// Ends a try whose new document can't be indexed. A reader may not see that a field comes twice, so Keyward doesn't ask the server then.

@@ -8,7 +8,6 @@
 //! Without an `_id` in the query, Keyward chooses it. A retry of the statement gets the same one, as for an insert.
 
 use super::document_keys::DocumentKeys;
-use super::result::StatementResult;
 use super::sending::{InPlaceOutcome, note_outcome, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
@@ -33,7 +32,7 @@ pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result
     let tried = match run.op.reserve(&mut candidate).await {
         ReserveOutcome::Held => write(run, &mut candidate).await,
         ReserveOutcome::Duplicate(_) => Ok(None),
-        ReserveOutcome::Refused(refusal) => Ok(Some(InPlaceOutcome::Ran(StatementResult::Refused(refusal)))),
+        ReserveOutcome::Refused(refusal) => run.meet_refusal(refusal).await.map(Some),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     match tried? {

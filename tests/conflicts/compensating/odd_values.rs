@@ -43,6 +43,39 @@ fn with_email(id: i32, email: impl FnOnce(&mut Builder)) -> Vec<u8> {
     document.finish()
 }
 
+/// Its key was kept until the end of the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_is_too_deep_frees_its_key() {
+    let database = "too_deep";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let deep = |levels: i32| (0..levels).fold(Bson::Int32(1), |inner, _| doc! { "y": inner }.into());
+    let user = |id: i32, email: &str| doc! { "_id": id, "region": "a", "email": email };
+    let set = |id: i32, email: &str| {
+        let set = doc! { "$set": { "email": email, "y.y.y.y.y.y.y.y": deep(177) } };
+        let q = doc! { "_id": id, "region": "a" };
+        doc! { "update": "users", "updates": [{ "q": q, "u": set, "upsert": true }] }
+    };
+    let mut too_deep = user(2, "inserted@x");
+    too_deep.insert("y", deep(180));
+    send(&keyward.address, database, insert(vec![user(1, "a@x")], true)).unwrap();
+    for (refused, email) in [
+        (insert(vec![too_deep], true), "inserted@x"),
+        (set(1, "updated@x"), "updated@x"),
+        (set(3, "upserted@x"), "upserted@x"),
+    ] {
+        let reply = send(&keyward.address, database, refused).unwrap();
+        assert_eq!(write_errors(&reply), [(0, 15)], "{reply}");
+        let mut another = insert(vec![user(10, email)], true);
+        another.insert("maxTimeMS", 10_000);
+        let reply = send(&keyward.address, database, another).unwrap();
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+        let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 10, "region": "a" }, "limit": 1 }] };
+        send(&keyward.address, database, delete).unwrap();
+    }
+    assert_agreement(cluster, database, "email").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_the_server_cannot_name_whole_is_a_duplicate_all_the_same() {
     let database = "illegible";

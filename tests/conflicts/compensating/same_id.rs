@@ -54,6 +54,32 @@ async fn an_upsert_leaves_another_document_with_the_same_id_alone() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// Only the update has the `_id` of the new document. Keyward took the other document for a new one, and tried until the time was up.
+#[tokio::test]
+async fn an_upsert_that_gives_the_id_leaves_another_document_with_it_alone() {
+    let database = "same_id_given";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert(vec![user("z", "z@x")], true)).await;
+    let updates = [
+        doc! { "$setOnInsert": { "_id": 1 }, "$set": { "name": "a" } },
+        doc! { "$set": { "_id": 1, "name": "b" } },
+        doc! { "_id": 1, "region": "a", "email": "c@x" },
+    ];
+    for (number, update) in updates.into_iter().enumerate() {
+        let q = doc! { "region": { "$in": ["a"] }, "email": format!("{number}@x") };
+        let upsert = doc! { "q": q, "u": update, "upsert": true };
+        let command = doc! { "update": "users", "updates": [upsert], "maxTimeMS": 20_000 };
+        let reply = run(&client, database, command).await;
+        assert!(reply.contains_key("upserted"), "{reply}");
+        assert_agreement(cluster, database, "email").await;
+        let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
+        assert_eq!(run(&client, database, delete).await.get_i32("n").ok(), Some(1));
+    }
+    assert_agreement(cluster, database, "email").await;
+}
+
 /// The update, and not the query, decides the shard of the new document. So Keyward reads it by its `_id` on all shards.
 #[tokio::test]
 async fn an_upsert_by_a_pipeline_leaves_another_document_with_the_same_id_alone() {

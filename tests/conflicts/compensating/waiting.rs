@@ -165,6 +165,49 @@ async fn a_retry_that_has_waited_is_no_duplicate_of_its_first_try() {
     assert_agreement(Cluster::shared(), database, "email").await;
 }
 
+/// Another write has the key that a retried statement would need if it were new. The time limit ends the wait, but the first try took effect.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_that_waits_too_long_tells_of_its_first_try() {
+    let database = "waited_in_vain";
+    let cluster = users(database);
+    let forwarder = Relay::start(cluster.router_address());
+    let inserter = behind(&forwarder, database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let sent = |command: Document| send(&keyward.address, database, command).unwrap();
+    let update = |q: Document, email: &str, upsert: bool| {
+        let statement = doc! { "q": q, "u": { "$set": { "email": email } }, "upsert": upsert };
+        doc! { "update": "users", "updates": [statement] }
+    };
+    let named = |id: i32| doc! { "_id": id, "region": "a" };
+    let retried = [
+        retryable(update(named(1), "changed@x", false)),
+        retryable(insert(vec![user(2, "inserted@x")], true)),
+        retryable(update(named(3), "upserted@x", true)),
+    ];
+    assert_eq!(sent(insert(vec![user(1, "a@x")], true)).get_i32("n").unwrap(), 1);
+    let first_replies = retried.clone().map(sent);
+    let deleted = doc! { "delete": "users", "deletes": [{ "q": named(3), "limit": 1 }] };
+    for since in [update(named(1), "b@x", false), update(named(2), "c@x", false), deleted] {
+        assert_eq!(sent(since).get_i32("n").unwrap(), 1);
+    }
+    let held = forwarder.hold(&insert_into("users"));
+    let keys = ["changed@x", "inserted@x", "upserted@x"];
+    let others = (10..).zip(keys).map(|(id, key)| user(id, key)).collect();
+    let inserting = sending(&inserter, database, insert(others, true));
+    held.wait();
+    for (mut command, first) in retried.into_iter().zip(first_replies) {
+        command.insert("maxTimeMS", 1_000);
+        let again = sent(command);
+        for field in ["n", "nModified", "upserted", "ok"] {
+            assert_eq!(again.get(field), first.get(field), "{again}");
+        }
+        assert!(!again.contains_key("writeErrors"), "{again}");
+    }
+    drop(held);
+    assert_eq!(inserting.join().unwrap().get_i32("n").unwrap(), 3);
+    assert_agreement(cluster, database, "email").await;
+}
+
 /// What it held while it waited is older than its lease by the end of the wait: it gives that back and claims it anew. If
 /// nobody says that it is given back, the document isn't inserted, and the client is told so.
 #[tokio::test(flavor = "multi_thread")]

@@ -65,7 +65,12 @@ impl ProxyCollection {
                 // Another attempt is changing it; the next sweep reads it again.
                 Ok(_) => {}
                 // One that nothing proves absent must not keep the sweep from the others.
-                Err(error @ (StoreError::Unroutable | StoreError::Refused(_) | StoreError::Unexpected(_))) => {
+                Err(
+                    error @ (StoreError::Unroutable
+                    | StoreError::OrphanInTheWay
+                    | StoreError::Refused(_)
+                    | StoreError::Unexpected(_)),
+                ) => {
                     tracing::warn!(%error, constraint = self.constraint.name(), _id = %seen.owner, "not swept");
                 }
                 Err(error) => return Err(error),

@@ -55,7 +55,8 @@ enum Proof {
     /// A placeholder. It has fresh values at the `filled` paths, so that it doesn't violate unique indexes.
     Placeholder { filled: Vec<String> },
     /// Documents exist that leave no room for the owner: they have its values at these paths, which a unique index covers. But they hold
-    /// other keys. The transaction writes to them, so that none can be deleted meanwhile to make way for the owner.
+    /// other keys. The transaction writes to them, so that none can be deleted meanwhile to make way for the owner. One of them must lie
+    /// on the owner's shard: each shard may have a document with the owner's `_id`.
     Touch { paths: Vec<String> },
     /// The server refuses every document with such an `_id` or shard key.
     Needless,
@@ -72,6 +73,8 @@ struct Settling<'s> {
 /// The step after a transaction: another transaction with this proof, or the end.
 enum Next {
     With(Proof),
+    /// Documents have the owner's values, but on other shards. Another transaction begins with a placeholder.
+    Elsewhere,
     Done(TakenOver),
 }
 
@@ -98,6 +101,7 @@ impl ProxyCollection {
 
     async fn try_to_settle(&self, settling: &Settling<'_>) -> Result<TakenOver, StoreError> {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
+        let mut is_elsewhere = false;
         for _ in 0..TRIES {
             let sharding = self.sharding().await?;
             if !settling.seen.owner.has_route_by(&sharding.key) {
@@ -118,6 +122,11 @@ impl ProxyCollection {
             match end(&mut session, ending).await {
                 Ok(Next::Done(taken)) => return Ok(taken),
                 Ok(Next::With(other)) => proof = other,
+                Ok(Next::Elsewhere) if !is_elsewhere => {
+                    is_elsewhere = true;
+                    proof = Proof::Placeholder { filled: Vec::new() };
+                }
+                Ok(Next::Elsewhere) => return Err(StoreError::OrphanInTheWay),
                 Err(error) if is_transient(&error) => tokio::time::sleep(PAUSE).await,
                 // The write that asks for the takeover creates the collection first.
                 Err(StoreError::Driver(error)) if is_unsupported(&error) && !self.protected_exists().await? => {
@@ -264,12 +273,14 @@ impl ProxyCollection {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
         }
         let mut others = Vec::with_capacity(documents.len());
+        let mut places = Vec::with_capacity(documents.len());
         for document in &documents {
             let owner = Doc::new(document.as_bytes()).and_then(|document| Owner::of(document, shard_key));
             let owner = owner.map_err(|_| StoreError::Unexpected("a document"))?;
             if settling.anew.as_ref().is_none_or(|(new, _)| **new != owner) {
                 others.push(document.clone());
             }
+            places.push(owner);
         }
         if self.keys_of(&others)?.contains(settling.key) {
             return Ok(Next::Done(TakenOver::OwnerHolds));
@@ -286,7 +297,48 @@ impl ProxyCollection {
                 return Err(StoreError::Unexpected("a document that was read"));
             }
         }
-        Ok(Next::Done(TakenOver::Done))
+        let is_on_one_shard = shard_key.is_empty();
+        match is_on_one_shard || self.is_one_beside(&places, &settling.seen.owner).await? {
+            true => Ok(Next::Done(TakenOver::Done)),
+            false => Ok(Next::Elsewhere),
+        }
+    }
+
+    /// Whether one of these documents lies on the shard to which the absent owner would come. The transaction has written to them. Until it
+    /// ends, their shards lose no chunk of the collection, so the answer stays true.
+    async fn is_one_beside(&self, written: &[Owner], absent: &Owner) -> Result<bool, StoreError> {
+        if written.iter().any(|document| document.route == absent.route) {
+            return Ok(true);
+        }
+        let Some(shard) = self.shard_of(absent).await? else {
+            return Ok(false);
+        };
+        for document in written {
+            if self.shard_of(document).await?.as_ref() == Some(&shard) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The one shard that can have a document with this `_id` and shard key, as the router says and that shard confirms.
+    async fn shard_of(&self, owner: &Owner) -> Result<Option<String>, StoreError> {
+        let find = rawdoc! {
+            "find": self.protected.name(), "filter": owner_filter(owner, Scope::Route),
+            "collation": { "locale": "simple" },
+        };
+        let explain = rawdoc! { "explain": find, "verbosity": "queryPlanner" };
+        let plan = with_legible_text(self.database.run_raw_command(explain).await)?;
+        let plan = plan
+            .get_document("queryPlanner")
+            .and_then(|plan| plan.get_document("winningPlan"));
+        let shards = plan.and_then(|plan| plan.get_array("shards"));
+        let shards = shards.map_err(|_| StoreError::Unexpected("the plan of a look-up"))?;
+        let shard = match &shards[..] {
+            [Bson::Document(shard)] => shard.get_str("shardName").ok(),
+            _ => None,
+        };
+        Ok(shard.map(str::to_owned))
     }
 
     async fn in_transaction(

@@ -37,6 +37,13 @@ pub enum StoreError {
         "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
     )]
     Unroutable,
+    /// The shard of an absent owner has a document with the owner's `_id`, but no router shows it. So Keyward can't write to it, which would
+    /// prove that the owner never comes.
+    #[error(
+        "a reservation can't be taken over while its absent owner's shard has an orphaned document with the owner's _id; \
+         cleanupOrphaned on that shard's primary waits until it is deleted"
+    )]
+    OrphanInTheWay,
     /// The server's version doesn't report which statements of a retry it had carried out before (`retriedStmtIds`).
     #[error(
         "a server speaks wire version {0}; Keyward needs {WIRE_VERSION_MIN} (MongoDB 6.0) or newer, since older routers don't say \

@@ -22,8 +22,8 @@ use mongodb::{ClientSession, Collection};
 use crate::strict::{EMAIL, insert, keyward, users};
 use crate::trial::{email, key_of_email, store_through, store_with_lease};
 use testkit::relay::Relay;
-use testkit::shard_on_two;
 use testkit::wire::send;
+use testkit::{on_each_shard, shard_on_two};
 
 /// A reservation of `a@x` for a document that isn't there.
 struct Trial {
@@ -376,6 +376,69 @@ async fn a_new_owner_that_is_in_the_others_way_itself_gets_the_reservation() {
     let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
     assert!(inserted.is_err());
     assert_eq!(trial.documents().await, []);
+}
+
+/// Puts a document with the absent owner's `_id` on each shard. No router shows that of the owner's shard, as after a move of a chunk.
+async fn leave_behind(trial: &Trial, database: &str) -> (Document, Collection<Document>) {
+    let elsewhere = doc! { "_id": 1, "region": "z", "email": "z@x" };
+    trial.users.insert_one(&elsewhere).await.unwrap();
+    let shards = crate::strict::cluster().shards();
+    let on_shards = on_each_shard(shards, database, "users").await;
+    let owners_shard = on_shards.iter().position(Vec::is_empty).unwrap();
+    let owners_shard = shards[owners_shard].client().database(database);
+    let left_behind = owners_shard.collection("users");
+    left_behind
+        .insert_one(doc! { "_id": 1, "region": "y", "email": "y@x" })
+        .await
+        .unwrap();
+    (elsewhere, left_behind)
+}
+
+/// The document on its own shard has refused the placeholder, and is gone when the takeover looks for what was in the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_with_the_absent_owners_id_on_another_shard_leaves_it_room() {
+    let database = "order_other_shard";
+    let mut trial = Trial::new(database).await;
+    let (elsewhere, left_behind) = leave_behind(&trial, database).await;
+    let forwarder = Relay::start(crate::strict::cluster().router_address());
+    let client = mongodb::Client::with_uri_str(forwarder.uri()).await.unwrap();
+    (trial.proxy, _) = store_through(&client, database, Duration::from_secs(60));
+    let placeholder = forwarder.hold(b"bypassDocumentValidation\0");
+    let before_the_second = async {
+        let second = tokio::task::spawn_blocking(move || {
+            placeholder.wait();
+            let second = forwarder.hold(b"startTransaction\0");
+            drop(placeholder);
+            second.wait();
+            (second, forwarder)
+        });
+        let held = second.await.unwrap();
+        left_behind.delete_one(doc! {}).await.unwrap();
+        // So the router knows a time behind the deletion, which the snapshot will have.
+        let of_owners_shard = doc! { "region": "a" };
+        assert_eq!(trial.users.find_one(of_owners_shard).await.unwrap(), None);
+        let session = trial.begin_now().await;
+        drop(held.0);
+        (session, held.1)
+    };
+    let (taken, (mut session, _forwarder)) = tokio::join!(trial.take_over(), before_the_second);
+    assert_eq!(taken.unwrap(), TakenOver::Done);
+    let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
+    let error = inserted.unwrap_err();
+    assert!(error.contains_label("TransientTransactionError"), "{error}");
+    assert_eq!(trial.documents().await, [elsewhere]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_stays_while_no_router_shows_the_document_in_the_placeholders_way() {
+    let database = "order_left_behind";
+    let trial = Trial::new(database).await;
+    let (_, left_behind) = leave_behind(&trial, database).await;
+    let taken = trial.take_over().await;
+    assert!(matches!(taken, Err(StoreError::OrphanInTheWay)), "{taken:?}");
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+    left_behind.delete_one(doc! {}).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
 }
 
 /// The collection as a strict backfill elsewhere sees it.

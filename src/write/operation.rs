@@ -129,10 +129,11 @@ impl<'a> WriteOp<'a> {
         LeaseLeft::new(self.context.lease, since, self.upstream.may_be_to_router())
     }
 
-    /// How long a statement with the keys of `candidate` may take: no longer than their lease. One that reserves nothing needs no lease, and
+    /// How long a write with the keys of `candidates` may take: no longer than their lease. One that reserves nothing needs no lease, and
     /// may wait as long as any other statement.
-    pub fn time_of(&self, candidate: &Candidate<'_>) -> Duration {
-        match candidate.keys.is_empty() {
+    pub fn time_of<'c>(&self, candidates: impl IntoIterator<Item = &'c Candidate<'c>>) -> Duration {
+        let reserves_nothing = |candidate: &Candidate<'_>| candidate.keys.is_empty();
+        match candidates.into_iter().all(reserves_nothing) {
             true => self.context.lease.max(TIME_MAX),
             false => self.context.lease,
         }

@@ -82,3 +82,29 @@ async fn a_statement_that_reserves_nothing_needs_no_lease() {
     let limit = limit_in(&recorder.commands(), "delete");
     assert!(LEASE < limit && 2 * limit < 60_000, "{limit}");
 }
+
+/// The same for documents that have no key of a sparse constraint. Beside one that has a key, they share its lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_that_reserve_nothing_need_no_lease() {
+    let (cluster, database) = (Cluster::shared(), "limit_of_keyless");
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let recorder = Recorder::start(cluster.router_address());
+    let sparse = constraint(database).replace("strategy", "sparse: true, strategy");
+    let keyward = Keyward::start_with_lease(&recorder.uri(), "20s", &sparse);
+    let client = keyward.client().await;
+    let keyless = |id| doc! { "_id": id, "region": "a" };
+    let with_key = doc! { "_id": 3, "region": "a", "email": "a@x" };
+    for (documents, is_keyless) in [(vec![keyless(1)], true), (vec![keyless(2), with_key], false)] {
+        let count = documents.len();
+        let insert = doc! { "insert": "users", "documents": documents };
+        let reply = run(&client, database, insert).await;
+        assert_eq!(reply.get_i32("n").ok(), i32::try_from(count).ok(), "{reply}");
+        let mut commands = recorder.commands();
+        commands.reverse();
+        let limit = limit_in(&commands, "insert");
+        let is_longer = LEASE < limit && 2 * limit < 60_000;
+        let is_within_lease = 0 < limit && 2 * limit < LEASE;
+        assert!(if is_keyless { is_longer } else { is_within_lease }, "{limit}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Inserts documents on the client's connection within the lease of their keys.
+//! Inserts documents on the client's connection within the lease of their keys, if they have any.
 //!
 //! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
 //! ([`crate::write::lease_left`]). The reply gives the outcome of each.
@@ -13,17 +13,19 @@ use crate::wire::Draft;
 use crate::write::client_body::{self, NewFields};
 use crate::write::forward::reply_within;
 use crate::write::forward_error::ForwardError;
+use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 
-/// Inserts `ready`, whose keys are held, within the rest of their lease.
+/// Inserts `ready`, whose keys are held, within the rest of their lease. Documents without keys may take longer.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
 pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
     WriteOp::assert_held(ready.iter().copied());
-    let lease = op.context.lease;
+    let whole = op.time_of(ready.iter().copied());
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let Some(time) = op.lease_left(oldest).time_to_write(op.client_deadline) else {
+    let left = LeaseLeft::new(whole, oldest, op.upstream.may_be_to_router());
+    let Some(time) = left.time_to_write(op.client_deadline) else {
         return Ok(SentDocuments::refused(
             WriteRefusal::TimeLimit,
             &op.protected.times(),
@@ -43,7 +45,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
     let body = client_body::of_part(op.command, "documents", positions, &new)?;
     let documents = ready.iter().map(|candidate| &*candidate.document);
     let draft = Draft::with_documents(&body, "documents", documents);
-    reply_within(lease, async {
+    reply_within(whole, async {
         let reply = op.upstream.request(&draft).await?;
         read(reply.body(), ready.len(), op.command.ordered)
     })

@@ -35,7 +35,7 @@ pub async fn send(
     rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
-    let whole = run.op.time_of(candidate);
+    let whole = run.op.time_of([&*candidate]);
     let left = LeaseLeft::new(whole, candidate.since, run.op.upstream.may_be_to_router());
     let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {

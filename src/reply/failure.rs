@@ -5,18 +5,28 @@ use crate::server::code::{MAX_TIME_MS_EXPIRED, REAUTHENTICATION_REQUIRED};
 use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::reply::{RETRYABLE_WRITE_ERROR, code, has_label};
 
-/// Whether the client would never get the results of the other parts if it got `failed`, the reply of one part that isn't `ok`. The
-/// part has `count` statements.
+/// The terms of a client's command that decide whether one part may fail it as a whole.
+#[derive(Debug, Clone, Copy)]
+pub struct CommandTerms {
+    /// Whether the driver may send the command again.
+    pub is_retryable: bool,
+    /// Whether the client set a time limit.
+    pub has_limit: bool,
+}
+
+/// Whether the client would never get the results of the other parts if it got `failed`, the reply of one part that isn't `ok`. The outcome
+/// of `count` statements of the part isn't known otherwise.
 ///
-/// A driver sends the command again if the error has the label, or after it has logged in again. It must see by itself that a server is no
-/// primary any more. At a client's own time limit, the server fails the whole command, too. If the outcome of several statements is unknown,
-/// none of them may be called failed.
-pub fn loses_results(failed: Doc<'_>, count: usize, has_client_limit: bool) -> Result<bool, Malformed> {
+/// A driver sends a retryable command again if the error has the label, or says that the server is no primary any more. It sends any
+/// command again after it has logged in anew. At a client's own time limit, the server fails the whole command, too. If the outcome of
+/// several statements is unknown, none of them may be called failed. In every other case Keyward does as a router does: the part's
+/// statements get errors of their own.
+pub fn loses_results(failed: Doc<'_>, count: usize, terms: CommandTerms) -> Result<bool, Malformed> {
     let code = code(failed)?.unwrap_or_default();
-    let is_for_the_driver = of_another_primary(code) || code == REAUTHENTICATION_REQUIRED;
-    let is_at_limit = has_client_limit && code == MAX_TIME_MS_EXPIRED;
+    let is_sent_again = terms.is_retryable && (of_another_primary(code) || has_label(failed, RETRYABLE_WRITE_ERROR));
+    let is_at_limit = terms.has_limit && code == MAX_TIME_MS_EXPIRED;
     let is_unknown = count > 1 && !refused_before_execution(code);
-    Ok(!is_for_the_driver && !is_at_limit && !is_unknown && !has_label(failed, RETRYABLE_WRITE_ERROR))
+    Ok(!is_sent_again && code != REAUTHENTICATION_REQUIRED && !is_at_limit && !is_unknown)
 }
 
 #[cfg(test)]
@@ -27,17 +37,24 @@ mod tests {
 
     #[test]
     fn results_are_lost_unless_the_driver_or_the_clients_limit_says_so() {
-        let loses = |failed: Document, count, has_client_limit| {
-            loses_results(Doc::new(&failed.to_vec().unwrap()).unwrap(), count, has_client_limit).unwrap()
+        let loses = |failed: Document, count, is_retryable, has_limit| {
+            let terms = CommandTerms {
+                is_retryable,
+                has_limit,
+            };
+            loses_results(Doc::new(&failed.to_vec().unwrap()).unwrap(), count, terms).unwrap()
         };
         let of = |code: i32| doc! { "ok": 0.0, "code": code };
-        assert!(loses(of(50), 1, false));
-        assert!(!loses(of(50), 1, true));
-        assert!(!loses(of(50), 2, false));
-        assert!(loses(of(13), 2, true));
-        assert!(!loses(of(10_107), 1, false));
-        assert!(!loses(of(391), 1, false));
+        assert!(loses(of(50), 1, true, false));
+        assert!(!loses(of(50), 1, true, true));
+        assert!(!loses(of(50), 2, true, false));
+        assert!(loses(of(13), 2, true, true));
+        assert!(!loses(of(391), 1, false, false));
         let labelled = doc! { "ok": 0.0, "code": 6, "errorLabels": ["RetryableWriteError"] };
-        assert!(!loses(labelled, 1, false));
+        for failed in [of(10_107), labelled] {
+            assert!(!loses(failed.clone(), 1, true, false));
+            assert!(loses(failed.clone(), 1, false, false));
+            assert!(!loses(failed, 2, false, false));
+        }
     }
 }

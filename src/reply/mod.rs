@@ -12,7 +12,7 @@ mod write_reply;
 
 pub use bulk::{BulkFault, BulkReply};
 pub use concern_error::ConcernError;
-pub use failure::loses_results;
+pub use failure::{CommandTerms, loses_results};
 pub use refusal::WriteRefusal;
 pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

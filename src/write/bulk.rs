@@ -23,7 +23,7 @@ use crate::classify::{Verdict, classify};
 use crate::command::bulk::{BulkOperation, BulkWrite};
 use crate::command::running::milliseconds;
 use crate::raw::Doc;
-use crate::reply::{BulkReply, Times, WriteRefusal, loses_results};
+use crate::reply::{BulkReply, CommandTerms, Times, WriteRefusal, loses_results};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg};
@@ -37,6 +37,10 @@ pub async fn bulk_write(
 ) -> Result<Vec<u8>, ForwardError> {
     let deadline = bulk.max_time.map(|limit| Instant::now() + limit);
     let mut reply = BulkReply::new(bulk.errors_only);
+    let terms = CommandTerms {
+        is_retryable: bulk.numbers.is_some() && !bulk.in_transaction,
+        has_limit: deadline.is_some(),
+    };
     let mut next = 0;
     while next < bulk.operations.len() {
         let time_ms = deadline.map(|deadline| milliseconds(deadline.saturating_duration_since(Instant::now())));
@@ -59,11 +63,7 @@ pub async fn bulk_write(
         let stops = bulk.ordered || bulk.in_transaction;
         match is_ok(answer)? {
             true => reply.add(form, next, run.len(), stops, answer)?,
-            false
-                if bulk.in_transaction
-                    || !reply.has_results()
-                    || !loses_results(answer, run.len(), deadline.is_some())? =>
-            {
+            false if bulk.in_transaction || !reply.has_results() || !loses_results(answer, run.len(), terms)? => {
                 return end(bulk, next, part, upstream).await;
             }
             false => reply.fail(form, next, run.len(), stops, answer)?,

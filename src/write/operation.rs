@@ -16,7 +16,7 @@ use crate::constraint::{Key, Strategy};
 use crate::fleet::Permit;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::Malformed;
-use crate::reply::{Times, WriteRefusal};
+use crate::reply::{CommandTerms, Times, WriteRefusal};
 use crate::reservation::Event;
 use crate::upstream::Connection;
 
@@ -91,6 +91,14 @@ impl<'a> WriteOp<'a> {
     /// Whether the driver may send the command again. It doesn't repeat a statement of a transaction, which has a number, too.
     pub fn is_retryable(&self) -> bool {
         self.command.retry.is_some() && !self.command.is_in_transaction().is_ok_and(|is_within| is_within)
+    }
+
+    /// The terms on which one part of the command may fail it as a whole.
+    pub fn terms(&self) -> CommandTerms {
+        CommandTerms {
+            is_retryable: self.is_retryable(),
+            has_limit: self.client_deadline.is_some(),
+        }
     }
 
     /// A transaction of Keyward's own, under the client's user. It ends within the client's own limit, or within [`TIME_MAX`].

@@ -2,14 +2,26 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bson::{Document, doc};
+use bson::spec::BinarySubtype;
+use bson::{Binary, Document, doc};
 use testbed::Cluster;
 use testkit::altering::Altering;
 use testkit::wire::send;
 use testkit::{Keyward, shard_on_two};
 
-/// A Keyward whose upstream answers the `number`th command of this name on `users` with `fields` in place of its own reply's.
+/// A compensating Keyward whose upstream answers the `number`th command of this name on `users` with `fields` in place of its own reply's.
 fn behind(database: &'static str, name: &'static str, number: usize, fields: &Document) -> (Altering, Keyward) {
+    behind_by("compensating", database, name, number, fields)
+}
+
+/// The same with another strategy.
+fn behind_by(
+    strategy: &str,
+    database: &'static str,
+    name: &'static str,
+    number: usize,
+    fields: &Document,
+) -> (Altering, Keyward) {
     let cluster = Cluster::shared();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
@@ -21,7 +33,7 @@ fn behind(database: &'static str, name: &'static str, number: usize, fields: &Do
             reply.extend(fields.clone());
         }
     });
-    let email = format!("  - {{ collection: {namespace}, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let email = format!("  - {{ collection: {namespace}, key: {{ email: 1 }}, strategy: {strategy} }}\n");
     let keyward = Keyward::start(&upstream.uri(), &email);
     (upstream, keyward)
 }
@@ -89,6 +101,51 @@ fn a_slice_of_unknown_outcome_fails_the_command() {
         (0.0, 8),
         "{reply}"
     );
+}
+
+/// The first transaction meets the document whose `_id` exists, the second one inserts those before it, and the third one fails.
+#[test]
+fn a_transaction_that_fails_leaves_the_others_their_results() {
+    let database = "partly_committed";
+    let not_primary = doc! {
+        "ok": 0.0, "code": 10_107, "codeName": "NotWritablePrimary", "errmsg": "not primary",
+        "errorLabels": ["TransientTransactionError"],
+    };
+    let (_upstream, keyward) = behind_by("strict", database, "insert", 4, &not_primary);
+    send(&keyward.address, database, insert(vec![user(3)])).unwrap();
+    let same_id = doc! { "_id": 3, "region": "z", "email": "other@x" };
+    let reply = send(&keyward.address, database, insert(vec![user(1), same_id, user(5)])).unwrap();
+    assert_eq!(errors(&reply), [(1, 11_000), (2, 10_107)], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+}
+
+/// A driver sends it again, and gets the results of both tries.
+#[test]
+fn a_retryable_insert_of_which_a_transaction_fails_is_sent_again() {
+    let database = "partly_committed_twice";
+    let not_primary = doc! {
+        "ok": 0.0, "code": 10_107, "codeName": "NotWritablePrimary", "errmsg": "not primary",
+        "errorLabels": ["TransientTransactionError"],
+    };
+    let (_upstream, keyward) = behind_by("strict", database, "insert", 4, &not_primary);
+    send(&keyward.address, database, insert(vec![user(3)])).unwrap();
+    let same_id = doc! { "_id": 3, "region": "z", "email": "other@x" };
+    let session = Binary {
+        subtype: BinarySubtype::Uuid,
+        bytes: vec![7; 16],
+    };
+    let mut retryable = insert(vec![user(1), same_id, user(5)]);
+    retryable.extend(doc! { "lsid": { "id": session }, "txnNumber": 1_i64 });
+    let reply = send(&keyward.address, database, retryable.clone()).unwrap();
+    assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{reply}");
+    assert_eq!(
+        reply.get_array("errorLabels").unwrap(),
+        &["RetryableWriteError".into()],
+        "{reply}"
+    );
+    let reply = send(&keyward.address, database, retryable).unwrap();
+    assert_eq!(errors(&reply), [(1, 11_000)], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
 }
 
 #[test]

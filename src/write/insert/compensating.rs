@@ -62,8 +62,8 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
         };
         return Ok(SentDocuments {
             outcomes: vec![outcome; count],
-            body,
-            failed: true,
+            reply: None,
+            failed: Some(body),
             refusal: None,
         });
     }
@@ -86,8 +86,8 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, F
     }
     Ok(SentDocuments {
         outcomes,
-        body,
-        failed: false,
+        reply: Some(body),
+        failed: None,
         refusal: None,
     })
 }

@@ -183,7 +183,9 @@ impl<'a> Insert<'a> {
         let Some(sent) = Box::pin(strict.insert_at_once(&mut self.op, &all)).await? else {
             return Ok(());
         };
+        let mut positions = Vec::with_capacity(pending.len());
         for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {
+            positions.push(candidate.position);
             // Either the document and its reservations exist, or none of them.
             if let DocumentOutcome::InDoubt(_) = outcome {
                 self.op.context.note_in_doubt();
@@ -193,7 +195,7 @@ impl<'a> Insert<'a> {
                 self.op.protected.constraints[key.constraint].metrics.reservations.inc();
             }
         }
-        self.take_sent(sent, std::iter::empty())
+        Ok(self.take_results(sent, &positions)?)
     }
 
     /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
@@ -283,9 +285,12 @@ impl<'a> Insert<'a> {
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
         match sent {
             Ok(sent) => {
-                let body = sent.body.clone();
+                let reply = sent.reply.clone();
                 self.take_sent(sent, ready)?;
-                self.release_moved_keys(pending, &body).await
+                match reply {
+                    Some(reply) => self.release_moved_keys(pending, &reply).await,
+                    None => Ok(()),
+                }
             }
             Err(error) => {
                 ready.for_each(|candidate| self.op.note_in_doubt(candidate));
@@ -296,8 +301,8 @@ impl<'a> Insert<'a> {
 
     /// Releases keys that a document doesn't hold any more: the server may have inserted it before, and it may have changed
     /// since.
-    async fn release_moved_keys(&self, candidates: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
-        let done = positions_done_before(self.op.command, candidates.iter(), Doc::new(body)?)?;
+    async fn release_moved_keys(&self, candidates: &[Candidate<'_>], reply: &[u8]) -> Result<(), ForwardError> {
+        let done = positions_done_before(self.op.command, candidates.iter(), Doc::new(reply)?)?;
         if !done.is_empty() {
             // If a client gives two documents one number, the second one may still wait for its keys.
             let is_done = |one: &&Candidate<'_>| done.contains(&one.position) && one.attempt.ended().is_some();
@@ -307,14 +312,16 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
+    /// Notes the outcomes of the forwarded candidates.
     fn take_sent<'p, 'd: 'p>(
         &mut self,
         sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
-        let of_each = self.error_of_each(&sent)?;
-        for (candidate, outcome) in forwarded.zip(sent.outcomes) {
-            match &outcome {
+        let mut positions = Vec::with_capacity(sent.outcomes.len());
+        for (candidate, outcome) in forwarded.zip(&sent.outcomes) {
+            positions.push(candidate.position);
+            match outcome {
                 DocumentOutcome::Applied => candidate.step(&Event::Applied),
                 DocumentOutcome::NotApplied(_) => candidate.step(&Event::NotApplied),
                 DocumentOutcome::InDoubt(_) => self.op.note_in_doubt(candidate),
@@ -324,36 +331,50 @@ impl<'a> Insert<'a> {
                 }
                 DocumentOutcome::Untried => {}
             }
-            if let DocumentOutcome::NotApplied(Some(error)) | DocumentOutcome::InDoubt(Some(error)) = outcome {
-                self.error(candidate.position, error);
-            } else if let Some(error) = &of_each {
-                self.error(candidate.position, error.clone());
-            }
         }
-        if of_each.is_some() {
-            return Ok(());
-        }
-        if sent.failed {
-            self.stopped = Some(Stopped::Whole(sent.body));
-            return Ok(());
-        }
-        Ok(self.reply.add_part(Doc::new(&sent.body)?)?)
+        Ok(self.take_results(sent, &positions)?)
     }
 
-    /// The error that each of the forwarded documents gets, if none of them was inserted. Otherwise the whole command fails.
-    fn error_of_each(&self, sent: &SentDocuments) -> Result<Option<WriteError>, Malformed> {
-        let has_results = self.reply.has_results();
+    /// Adds the results of the documents at `positions` to the reply.
+    fn take_results(&mut self, sent: SentDocuments, positions: &[usize]) -> Result<(), Malformed> {
+        if let Some(reply) = &sent.reply {
+            self.reply.add_part(Doc::new(reply)?)?;
+        }
+        let of_rest = self.error_of_rest(&sent)?;
+        for (position, outcome) in positions.iter().zip(sent.outcomes) {
+            let error = match outcome {
+                DocumentOutcome::NotApplied(Some(error)) | DocumentOutcome::InDoubt(Some(error)) => Some(error),
+                DocumentOutcome::NotApplied(None) | DocumentOutcome::InDoubt(None) => of_rest.clone(),
+                DocumentOutcome::Applied | DocumentOutcome::Superseded | DocumentOutcome::Untried => None,
+            };
+            if let Some(error) = error {
+                self.error(*position, error);
+            }
+        }
+        if let Some(failed) = sent.failed.filter(|_| of_rest.is_none()) {
+            self.stopped = Some(Stopped::Whole(failed));
+        }
+        Ok(())
+    }
+
+    /// The error that each of the documents without a result gets, if the command for them failed. `None` if the client's whole command
+    /// fails.
+    fn error_of_rest(&self, sent: &SentDocuments) -> Result<Option<WriteError>, Malformed> {
+        let has_result = |outcome: &DocumentOutcome| {
+            matches!(outcome, DocumentOutcome::Applied | DocumentOutcome::NotApplied(Some(_)))
+        };
+        let has_results = self.reply.has_results() || sent.outcomes.iter().any(has_result);
         let is_of_each = |refusal: &&WriteRefusal| refusal.is_of_one_statement(has_results);
         if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
             return Ok(Some(WriteError::refused(refusal)));
         }
-        let is_unapplied =
-            |outcome: &DocumentOutcome| matches!(outcome, DocumentOutcome::NotApplied(_) | DocumentOutcome::Untried);
-        if !sent.failed || !has_results || !sent.outcomes.iter().all(is_unapplied) {
+        let Some(failed) = sent.failed.as_deref().filter(|_| has_results) else {
             return Ok(None);
-        }
-        let failed = Doc::new(&sent.body)?;
-        match loses_results(failed, 1, self.op.client_deadline.is_some())? {
+        };
+        let is_in_doubt = |outcome: &&DocumentOutcome| matches!(outcome, DocumentOutcome::InDoubt(_));
+        let in_doubt = sent.outcomes.iter().filter(is_in_doubt).count();
+        let failed = Doc::new(failed)?;
+        match loses_results(failed, in_doubt, self.op.terms())? {
             true => Ok(Some(WriteError::of_reply(failed)?)),
             false => Ok(None),
         }

@@ -18,15 +18,15 @@ pub enum DocumentOutcome {
     Untried,
 }
 
-/// Documents that were sent in one command, and answered.
+/// Documents that were sent in one command or several, and answered.
 #[derive(Debug)]
 pub struct SentDocuments {
     /// One outcome for each document.
     pub outcomes: Vec<DocumentOutcome>,
-    /// The reply's body.
-    pub body: Vec<u8>,
-    /// Whether the command failed as a whole, so that the body is the client's reply and no further documents may follow.
-    pub failed: bool,
+    /// The body of the server's reply, with the number of inserted documents. `None` if no command succeeded.
+    pub reply: Option<Vec<u8>>,
+    /// The reply of a command that failed as a whole, so that no further documents may follow.
+    pub failed: Option<Vec<u8>>,
     /// Keyward's refusal, if it sent none of them.
     pub refusal: Option<WriteRefusal>,
 }
@@ -36,8 +36,8 @@ impl SentDocuments {
     pub fn refused(refusal: WriteRefusal, times: &Times, count: usize) -> SentDocuments {
         SentDocuments {
             outcomes: vec![DocumentOutcome::NotApplied(None); count],
-            body: refusal.body(times),
-            failed: true,
+            reply: None,
+            failed: Some(refusal.body(times)),
             refusal: Some(refusal),
         }
     }

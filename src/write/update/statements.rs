@@ -229,7 +229,7 @@ impl<'a> Modify<'_, 'a> {
     fn fail(&mut self, positions: Range<usize>, body: Vec<u8>) -> Result<(), Malformed> {
         let failed = Doc::new(&body)?;
         let has_others = self.reply.has_results() && !self.reply.is_in_transaction();
-        if !has_others || !loses_results(failed, positions.len(), self.op.client_deadline.is_some())? {
+        if !has_others || !loses_results(failed, positions.len(), self.op.terms())? {
             self.failed = Some(body);
             return Ok(());
         }

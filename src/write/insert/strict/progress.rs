@@ -141,16 +141,21 @@ impl InsertProgress {
         self.has_ended = true;
     }
 
-    /// All outcomes, with the reply that the server would have given.
+    /// All outcomes, with the reply that the server would have given to the transactions that took effect.
     pub fn into_sent(self) -> Result<SentDocuments, Malformed> {
-        if let Some(body) = self.failed {
-            return Ok(SentDocuments {
-                outcomes: self.outcomes,
-                body,
-                failed: true,
-                refusal: None,
-            });
-        }
+        let reply = match self.failed.is_some() && self.n == 0 {
+            true => None,
+            false => Some(self.reply()?),
+        };
+        Ok(SentDocuments {
+            outcomes: self.outcomes,
+            reply,
+            failed: self.failed,
+            refusal: None,
+        })
+    }
+
+    fn reply(&self) -> Result<Vec<u8>, Malformed> {
         let mut body = Builder::new();
         body.int32("n", i32::try_from(self.n).unwrap_or(i32::MAX));
         let last = Doc::new(self.last.as_deref().unwrap_or(Doc::empty().bytes()))?;
@@ -158,14 +163,9 @@ impl InsertProgress {
         body.elements_where(last, |element| !is_composed(element.name))?;
         self.concern_error.append_to(&mut body)?;
         if !self.retried.is_empty() {
-            body.int32s("retriedStmtIds", self.retried);
+            body.int32s("retriedStmtIds", self.retried.iter().copied());
         }
-        Ok(SentDocuments {
-            outcomes: self.outcomes,
-            body: body.finish(),
-            failed: false,
-            refusal: None,
-        })
+        Ok(body.finish())
     }
 }
 
@@ -223,10 +223,31 @@ mod tests {
         let committed = rawdoc! { "n": 1, "ok": 1.0 };
         progress.committed(committed.into_bytes(), false).unwrap();
         let sent = progress.into_sent().unwrap();
-        let reply = Doc::new(&sent.body).unwrap();
+        let reply = sent.reply.unwrap();
+        let reply = Doc::new(&reply).unwrap();
         assert_eq!(reply.whole_number("n").unwrap(), Some(2));
         let error = reply.nested("writeConcernError").unwrap().unwrap();
         assert_eq!(error.bytes(), late.as_bytes());
+    }
+
+    #[test]
+    fn what_was_inserted_before_a_failure_has_a_reply() {
+        let failed = rawdoc! { "ok": 0.0, "code": 8 }.into_bytes();
+        for refused_first in [0, 1] {
+            let mut progress = InsertProgress::new(3);
+            progress.refused(refused_first, error(), false);
+            if refused_first > 0 {
+                let committed = rawdoc! { "n": 1, "ok": 1.0 };
+                progress.committed(committed.into_bytes(), false).unwrap();
+            }
+            progress.fail(failed.clone());
+            let sent = progress.into_sent().unwrap();
+            let n = sent
+                .reply
+                .map(|reply| Doc::new(&reply).unwrap().whole_number("n").unwrap());
+            assert_eq!(n, (refused_first > 0).then_some(Some(1)));
+            assert_eq!(sent.failed, Some(failed.clone()));
+        }
     }
 
     proptest! {
@@ -237,7 +258,7 @@ mod tests {
         ) {
             let sent = run(&refused, ordered);
             let applied = sent.outcomes.iter().filter(|outcome| matches!(outcome, DocumentOutcome::Applied)).count();
-            prop_assert_eq!(Doc::new(&sent.body).unwrap().whole_number("n").unwrap(), Some(applied as i64));
+            prop_assert_eq!(Doc::new(sent.reply.as_ref().unwrap()).unwrap().whole_number("n").unwrap(), Some(applied as i64));
             for (document, outcome) in sent.outcomes.iter().enumerate() {
                 let was_refused = refused.iter().any(|now| now[document]);
                 match outcome {

@@ -133,7 +133,8 @@ async fn is_given_up(database: &'static str, third: Document) {
     assert_agreement(cluster, database, "email").await;
 }
 
-/// A read passes by a document whose transaction is about to commit, but a write waits for it, as without Keyward.
+/// A read passes by a document whose transaction is about to commit, but a write waits for it, as without Keyward. So an upsert inserts no
+/// other document.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
     let database = "half_committed_document";
@@ -152,7 +153,9 @@ async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
     let find_and_modify =
         doc! { "findAndModify": "users", "query": { "_id": 1 }, "update": { "$set": { "email": "c@x" } } };
     let delete = doc! { "delete": "users", "deletes": [statement(doc! { "limit": 1 })] };
-    for command in [update, find_and_modify, delete] {
+    let upsert = doc! { "q": { "region": "a" }, "u": { "$set": { "email": "d@x" } }, "upsert": true };
+    let upsert = doc! { "update": "users", "updates": [upsert] };
+    for command in [update, find_and_modify, delete, upsert] {
         let undecided = Prepared::insert(&set, database, "users", user(1, "a@x")).unwrap();
         let sent = tokio::spawn({
             let (address, command) = (keyward.address.clone(), command.clone());
@@ -168,6 +171,7 @@ async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
             .get_i32("n")
             .or_else(|_| reply.get_document("lastErrorObject").unwrap().get_i32("n"));
         assert_eq!(n.unwrap(), 1, "{command}: {reply}");
+        assert!(!reply.contains_key("upserted"), "{command}: {reply}");
         // Directly: no other key is reserved then.
         set.client()
             .database(database)
@@ -176,4 +180,30 @@ async fn a_document_that_a_commit_under_way_gives_is_changed_and_deleted() {
             .await
             .unwrap();
     }
+}
+
+/// On shards, too, by a field that isn't unique.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upsert_on_shards_waits_for_a_document_that_a_commit_under_way_gives() {
+    let database = "half_committed_upsert_on_shards";
+    let alone = Cluster::alone().unwrap();
+    let cluster: &Cluster = &alone;
+    let (keyward, home) = twenty_users(cluster, database).await;
+    let shard = &cluster.shards()[home];
+    let mut named = user(30, "30@x");
+    named.insert("name", "n");
+    let undecided = Prepared::insert(shard, database, "users", named).unwrap();
+    let statement = doc! { "q": { "region": "a", "name": "n" }, "u": { "$set": { "email": "b@x" } }, "upsert": true };
+    let update = doc! { "update": "users", "updates": [statement] };
+    let sent = tokio::spawn({
+        let address = keyward.address.clone();
+        async move { send(&address, database, update).await }
+    });
+    while !Prepared::is_waited_for(shard, &format!("{database}.users")).unwrap() {
+        assert!(!sent.is_finished(), "{:?}", sent.await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    undecided.commit().unwrap();
+    let reply = sent.await.unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
 }

@@ -396,6 +396,37 @@ fn a_change_of_strategy_that_was_cut_off_keeps_its_constraint_from_being_removed
     assert_eq!(keyward.insert(database, user(2, "a@x")), Err(11_000));
 }
 
+/// The removal has seen the definition of before, and would take the change's place.
+#[test]
+fn a_removal_gives_way_to_a_change_of_strategy_that_begins_at_the_same_moment() {
+    let (database, upstream) = ("known_removal_meets_change", CLUSTER.uri());
+    shard(database);
+    Keyward::of(&with(&upstream, database)).stop();
+    let name = ["known_removal_meets_change.users", "email_1"];
+    let [removing, changing] = [(); 2].map(|()| Relay::start(CLUSTER.router_address()));
+    let beginning = removing.hold(b"update\0\x14\0\0\0keyward.constraints\0");
+    std::thread::scope(|scope| {
+        let uri = removing.uri();
+        let removed = scope.spawn(move || run(&uri, &["remove", name[0], name[1]]));
+        beginning.wait();
+        let reading = changing.hold(b"keywards");
+        let (mut change, _folder) = command(&changing.uri(), &["strategy", name[0], name[1], "strict"]);
+        let mut change = change.spawn().unwrap();
+        reading.wait();
+        change.kill().unwrap();
+        change.wait().unwrap();
+        drop(reading);
+        drop(beginning);
+        let (code, removed) = removed.join().unwrap();
+        assert_eq!(code, Some(1), "{removed}");
+        assert!(
+            removed.contains("changed the constraint at the same moment"),
+            "{removed}"
+        );
+    });
+    assert_eq!(listed(&upstream, database).unwrap()["strategy"], "being changed");
+}
+
 /// A change that finds a Keyward leaves everything as it was.
 #[test]
 fn a_refused_change_of_strategy_changes_nothing() {

@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, RawBson, doc};
+use bson::{Bson, Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
 use keyward::namespace::Namespace;
 use keyward::proxy_collection::{Owner, TakenOver};
 use keyward::raw::{Builder, Doc};
 use keyward::reservation::{Scope, Token, WriteId};
-use testbed::ReplicaSet;
+use testbed::{Cluster, ReplicaSet};
 
 use crate::compensating::{insert, keyward, users, write_errors};
 use crate::native_index::server::Server;
 use crate::trial::store_through;
-use testkit::{Keyward, comparable, run};
+use testkit::{Keyward, comparable, run, spread_on_two};
 
 const EN_2: &str = "  - { collection: DB.users, key: { email: 1 }, collation: { locale: en, strength: 2 } }\n";
 
@@ -255,4 +255,38 @@ async fn an_absent_owners_placeholder_is_deleted_by_the_index_on_ids() {
     let deletes: Vec<Document> = profile.find(deletes).await.unwrap().try_collect().await.unwrap();
     assert_eq!(deletes.len(), 1, "{deletes:?}");
     assert!(deletes[0].get_i32("docsExamined").unwrap() <= 2, "{deletes:?}");
+}
+
+/// With the default collation, a router finds no shard by text, and would delete the document of another shard, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_absent_owners_placeholder_is_deleted_on_its_own_shard() {
+    let database = "collated_placeholder_on_shards";
+    let cluster = Cluster::shared();
+    let direct = cluster.client();
+    run(&direct, "admin", doc! { "enableSharding": database }).await;
+    run(&direct, database, doc! { "create": "users", "collation": en_2() }).await;
+    let namespace = format!("{database}.users");
+    let simple = doc! { "locale": "simple" };
+    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": simple };
+    run(&direct, "admin", shard).await;
+    spread_on_two(cluster, &namespace, doc! { "region": "m" });
+    // By bytes, it is on the other shard.
+    let other = doc! { "_id": "gone", "region": "z", "email": "other@x" };
+    run(&direct, database, insert(vec![other.clone()], true)).await;
+    let (proxy, key) = store_through(&direct, database, Duration::from_secs(60));
+    let owner = Owner {
+        id: RawBson::String("gone".to_owned()),
+        route: Some(rawdoc! { "region": "Z" }),
+    };
+    let token = Token {
+        write: WriteId([1; 16]),
+        position: 0,
+        retry_id: None,
+    };
+    proxy.reserve(&[(&key, &owner, token.into())]).await.unwrap();
+    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    assert_eq!(proxy.settle_absent(&key, &seen, None).await.unwrap(), TakenOver::Done);
+    let users = direct.database(database).collection::<Document>("users");
+    let left: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(left, [other]);
 }

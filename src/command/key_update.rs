@@ -76,6 +76,8 @@ impl<'a> KeyUpdate<'a> {
             || has_collation
             || is_large(statement.raw)?
             || names_a_position(statement.raw)?
+            // Such a projection may fail after the server has changed the document. In a transaction that undoes the change.
+            || computes_fields(statement.raw)?
             || !is_targeted(query, &protected.shard_key)?
             // The release of old keys waits for a majority: a rolled-back write would restore them. So Keyward couldn't keep a
             // stronger concern.
@@ -191,6 +193,15 @@ fn can_be_created(document: Doc<'_>, path: &str) -> Result<bool, Malformed> {
 pub fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
     match raw.nested("fields")? {
         Some(fields) => fields.any(|field| Ok(field.name.ends_with(b".$"))),
+        None => Ok(false),
+    }
+}
+
+/// Whether a `findAndModify` asks for fields by more than their names.
+fn computes_fields(raw: Doc<'_>) -> Result<bool, Malformed> {
+    let is_name = |field: &Element<'_>| field.as_whole_number().is_some() || field.kind == ElementType::Boolean;
+    match raw.nested("fields")? {
+        Some(fields) => fields.any(|field| Ok(!is_name(&field))),
         None => Ok(false),
     }
 }

@@ -17,16 +17,18 @@ pub struct CommandTerms {
 /// Whether the client would never get the results of the other parts if it got `failed`, the reply of one part that isn't `ok`. The outcome
 /// of `count` statements of the part isn't known otherwise.
 ///
-/// A driver sends a retryable command again if the error has the label, or says that the server is no primary any more. It sends any
-/// command again after it has logged in anew. At a client's own time limit, the server fails the whole command, too. If the outcome of
+/// A driver sends a retryable command again if the error has the label, says that the server is no primary any more, or makes it log in
+/// anew. A command that it can't repeat must not fail with such an error: after a login, it would send that again, too. At a client's own time limit, the server fails the whole command, too. If the outcome of
 /// several statements is unknown, none of them may be called failed. In every other case Keyward does as a router does: the part's
 /// statements get errors of their own.
 pub fn loses_results(failed: Doc<'_>, count: usize, terms: CommandTerms) -> Result<bool, Malformed> {
     let code = code(failed)?.unwrap_or_default();
-    let is_sent_again = terms.is_retryable && (of_another_primary(code) || has_label(failed, RETRYABLE_WRITE_ERROR));
+    let repeats_retryable =
+        of_another_primary(code) || code == REAUTHENTICATION_REQUIRED || has_label(failed, RETRYABLE_WRITE_ERROR);
+    let is_sent_again = terms.is_retryable && repeats_retryable;
     let is_at_limit = terms.has_limit && code == MAX_TIME_MS_EXPIRED;
     let is_unknown = count > 1 && !refused_before_execution(code);
-    Ok(!is_sent_again && code != REAUTHENTICATION_REQUIRED && !is_at_limit && !is_unknown)
+    Ok(!is_sent_again && !is_at_limit && !is_unknown)
 }
 
 #[cfg(test)]
@@ -49,7 +51,8 @@ mod tests {
         assert!(!loses(of(50), 1, true, true));
         assert!(!loses(of(50), 2, true, false));
         assert!(loses(of(13), 2, true, true));
-        assert!(!loses(of(391), 1, false, false));
+        assert!(!loses(of(391), 1, true, false));
+        assert!(loses(of(391), 1, false, false));
         let labelled = doc! { "ok": 0.0, "code": 6, "errorLabels": ["RetryableWriteError"] };
         for failed in [of(10_107), labelled] {
             assert!(!loses(failed.clone(), 1, true, false));

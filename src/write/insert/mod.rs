@@ -250,9 +250,14 @@ impl<'a> Insert<'a> {
         };
         // The keys that the candidates reserved before they met another document's key.
         self.op.release(pending).await;
-        for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
+        let is_done = |candidate: &mut Candidate<'_>| done.contains(&candidate.position);
+        let mut done: Vec<_> = pending.extract_if(.., is_done).collect();
+        for candidate in &mut done {
             self.reply.retried(retry.retry_id(candidate.position).statement);
+            // One that still waits keeps its keys meanwhile.
+            candidate.withdraw();
         }
+        self.op.release(&mut done).await;
         Ok(())
     }
 

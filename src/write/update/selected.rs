@@ -99,7 +99,7 @@ impl Statement<'_> {
         };
         let beside = self.beside_inserted(op, &before, transaction).await?;
         // The documents are as they were read, so the query needn't choose among them again: by chance it would drop some.
-        let are_chosen = is_fickle && before.len() == selected_count && self.needs_only_ids(protected)?;
+        let are_chosen = is_fickle && before.len() == selected_count && self.needs_only_ids(protected, &before)?;
         let on_shard_key = conditions_on_shard_key(query, &protected.shard_key)?.finish();
         let choosing = match are_chosen {
             true => Doc::new(&on_shard_key)?,
@@ -177,14 +177,19 @@ impl Statement<'_> {
         document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
     }
 
-    /// Whether the `_id`s of the selected documents can stand for the query. The server takes more from the query if the statement
-    /// names the array element that it matched. Under a collation, other `_id`s equal these.
-    fn needs_only_ids(self, protected: &Protected) -> Result<bool, Malformed> {
+    /// Whether the `_id`s of the selected documents can stand for the query.
+    ///
+    /// The server takes more from the query if the statement names the array element that it matched, has a hint, or is an upsert. Under
+    /// a collation, other `_id`s equal these. And nothing else tells a deleted document without keys from another one at its place.
+    fn needs_only_ids(self, protected: &Protected, before: &[DocumentKeys]) -> Result<bool, Malformed> {
         let names_position = match self.update()? {
             Some(update) => names_matched_position_in(&update)?,
             None => false,
         };
-        Ok(!names_position && !names_a_position(self.raw)? && !self.is_collated(protected)?)
+        let has_hint = self.raw.get("hint")?.is_some_and(|hint| !hint.is_nothing());
+        let takes_more = names_position || names_a_position(self.raw)? || has_hint || self.is_upsert;
+        let is_vague = self.deletes_one()? && before.iter().any(|document| document.keys.is_empty());
+        Ok(!takes_more && !is_vague && !self.is_collated(protected)?)
     }
 
     /// The query of a statement that selects no document, if Keyward doesn't send the client's own.

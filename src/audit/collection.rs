@@ -1,5 +1,6 @@
 //! Audits one collection, whenever it is this Keyward's turn.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,8 +10,9 @@ use tokio::time::Instant;
 
 use super::Auditor;
 use super::changes::ChangeReader;
-use super::turn::AuditTurn;
+use super::turn::{AuditRecord, AuditTurn, audited_as};
 use crate::catalog::Protected;
+use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::ConstraintMetrics;
 use crate::namespace::Namespace;
@@ -67,14 +69,14 @@ impl CollectionAudit<'_> {
         self.auditor.progress().note_begun(self.namespace, Instant::now());
         loop {
             match self.follow().await {
-                Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.token.is_some() => {
+                Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.record.is_some() => {
                     tracing::warn!(namespace = %self.namespace, "changes were missed: comparing all documents");
-                    self.turn.token = None;
+                    self.turn.record = None;
                 }
-                Ok(Followed::Invalidated) => {}
+                Ok(Followed::Invalidated | Followed::Added) => {}
                 Ok(Followed::Unreported) => {
                     tracing::info!(namespace = %self.namespace, "a constraint is enforced by now: comparing all documents");
-                    self.turn.token = None;
+                    self.turn.record = None;
                 }
                 Ok(Followed::Ended) => return Ok(()),
                 Err(error) => return Err(error),
@@ -82,49 +84,78 @@ impl CollectionAudit<'_> {
         }
     }
 
-    /// Follows the changes behind the turn's token. Without one, it follows those from now on, and compares all documents meanwhile.
+    /// Follows the changes behind the turn's record; without one, those from now on. Meanwhile it compares all documents for the constraints
+    /// that the record doesn't name.
     async fn follow(&mut self) -> Result<Followed, StoreError> {
-        let changes = ChangeReader::of(&self.auditor.client, self.namespace, self.turn.token.clone()).await?;
-        let (auditor, namespace) = (self.auditor, self.namespace);
-        let is_compared = AtomicBool::new(self.turn.token.is_some());
+        let Some(protected) = protected(self.auditor, self.namespace) else {
+            return Ok(Followed::Ended);
+        };
+        let token = self.turn.record.as_ref().map(|record| record.token.clone());
+        let changes = ChangeReader::of(&self.auditor.client, self.namespace, token).await?;
+        let names = named(&protected);
+        let lacking = names.difference(&self.recorded()).cloned().collect::<BTreeSet<_>>();
+        if !lacking.is_empty() && self.turn.record.is_some() {
+            tracing::info!(namespace = %self.namespace, "constraints were added: comparing all documents for them");
+        }
+        let is_compared = AtomicBool::new(lacking.is_empty());
+        let auditor = self.auditor;
         let comparing = async {
-            if !is_compared.load(Ordering::Acquire) {
-                if let Some(protected) = protected(auditor, namespace) {
-                    compare(auditor, &protected, None).await?;
-                }
+            if !lacking.is_empty() {
+                compare(auditor, &protected, Compared::All(&lacking)).await?;
                 is_compared.store(true, Ordering::Release);
             }
             std::future::pending::<Result<Followed, StoreError>>().await
         };
         tokio::select! {
-            ended = self.audit(changes, &is_compared) => ended,
+            ended = self.audit(changes, names, &is_compared) => ended,
             failed = comparing => failed,
         }
     }
 
-    async fn audit(&mut self, mut changes: ChangeReader, is_compared: &AtomicBool) -> Result<Followed, StoreError> {
+    /// The constraints that the record names.
+    fn recorded(&self) -> BTreeSet<String> {
+        let record = self.turn.record.as_ref();
+        record.map(|record| record.constraints.clone()).unwrap_or_default()
+    }
+
+    /// Audits the changes for the constraints with these `names`, until there is another one.
+    async fn audit(
+        &mut self,
+        mut changes: ChangeReader,
+        mut names: BTreeSet<String>,
+        is_compared: &AtomicBool,
+    ) -> Result<Followed, StoreError> {
         let mut renewed = Instant::now();
         loop {
             let batch = changes.next().await?;
             let Some(protected) = protected(self.auditor, self.namespace) else {
                 return Ok(Followed::Ended);
             };
-            if !batch.documents.is_empty() {
-                compare(self.auditor, &protected, Some(&batch.documents)).await?;
+            let present = named(&protected);
+            if !present.is_subset(&names) {
+                return Ok(Followed::Added);
             }
-            if is_compared.load(Ordering::Acquire) && self.auditor.has_more_to_report(&protected) {
+            // One that is gone may come back: then these changes weren't audited for it.
+            names = present;
+            if !batch.documents.is_empty() {
+                compare(self.auditor, &protected, Compared::These(&batch.documents)).await?;
+            }
+            let is_compared = is_compared.load(Ordering::Acquire);
+            if is_compared && self.auditor.has_more_to_report(&protected) {
                 return Ok(Followed::Unreported);
             }
             if batch.is_last {
-                let is_compared = is_compared.load(Ordering::Acquire);
                 let mut progress = self.auditor.progress();
                 progress.note_caught_up(self.namespace, is_compared, Instant::now());
             }
-            if is_compared.load(Ordering::Acquire) {
-                // This process alone knows that something is unreported. If another one goes on, it must compare all documents.
-                let is_all_reported = !self.auditor.has_unreported(&protected);
-                self.turn.token = batch.token.filter(|_| is_all_reported);
-            }
+            // This process alone knows that something is unreported. If another one goes on, it must compare all documents.
+            let is_all_reported = !self.auditor.has_unreported(&protected);
+            let constraints = match is_compared {
+                true => names.clone(),
+                false => self.recorded().intersection(&names).cloned().collect(),
+            };
+            let token = batch.token.filter(|_| is_all_reported && !constraints.is_empty());
+            self.turn.record = token.map(|token| AuditRecord { token, constraints });
             if batch.is_invalidated || renewed.elapsed() >= hastened(RENEWAL, haste::REGISTER) {
                 renewed = Instant::now();
                 if !self.turn.renew().await? {
@@ -140,6 +171,8 @@ impl CollectionAudit<'_> {
 
 /// How following the changes ended.
 enum Followed {
+    /// There is a constraint for which the changes so far weren't audited.
+    Added,
     /// Violations of a constraint weren't reported, because it wasn't enforced. It is by now.
     Unreported,
     /// The collection is gone; there may be a new one.
@@ -152,23 +185,46 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
     (auditor.current)().on(namespace).cloned()
 }
 
-/// Compares these documents with their reservations; without any given, all documents with all reservations.
+/// The names of the collection's constraints in a record.
+fn named(protected: &Protected) -> BTreeSet<String> {
+    let constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
+    constraints.map(|constraint| audited_as(constraint)).collect()
+}
+
+/// The documents that are compared with their reservations.
+#[derive(Clone, Copy)]
+enum Compared<'a> {
+    /// These, for each constraint.
+    These(&'a [RawDocumentBuf]),
+    /// All documents, with all reservations, for the constraints that a record names so.
+    All(&'a BTreeSet<String>),
+}
+
+impl Compared<'_> {
+    fn is_for(self, constraint: &Constraint) -> bool {
+        match self {
+            Compared::These(_) => true,
+            Compared::All(names) => names.contains(&audited_as(constraint)),
+        }
+    }
+}
+
+/// Compares documents with their reservations.
 ///
 /// Findings are noted in the constraint's document: those about given documents before they are repaired. So a command that finds a document
 /// reserved finds the note, too.
-async fn compare(
-    auditor: &Auditor,
-    protected: &Protected,
-    documents: Option<&[RawDocumentBuf]>,
-) -> Result<(), StoreError> {
+async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_>) -> Result<(), StoreError> {
     let client = &auditor.client;
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
         let constraint = &protected.constraints[position].constraint;
+        if !compared.is_for(constraint) {
+            continue;
+        }
         let mut report = AuditReport::of(protected, position, (auditor.is_enforced)(constraint));
         let mut note = |finding: &Finding| report.note(finding);
-        match documents {
-            Some(documents) => {
+        match compared {
+            Compared::These(documents) => {
                 let mut findings = 0;
                 let mut count = |_: &Finding| findings += 1;
                 verify_documents(protected, position, settings(false), documents, &mut count).await?;
@@ -177,7 +233,7 @@ async fn compare(
                     verify_documents(protected, position, settings(true), documents, &mut note).await?;
                 }
             }
-            None => {
+            Compared::All(_) => {
                 let mut tally = Tally::default();
                 verify(protected, position, settings(true), &mut tally, &mut note).await?;
                 let findings = tally.about_documents();
@@ -187,7 +243,7 @@ async fn compare(
             }
         }
         match report.is_enforced {
-            true if documents.is_none() => auditor.note_unreported(constraint, false),
+            true if matches!(compared, Compared::All(_)) => auditor.note_unreported(constraint, false),
             false if report.violations > 0 => {
                 auditor.note_unreported(constraint, true);
                 let namespace = &protected.namespace;

@@ -3,6 +3,7 @@
 //! Both are in a document of the collection `keyward.audits` in the protected database, by the server's clock alone. A turn that isn't
 //! renewed runs out, and another Keyward goes on from the last change noted.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
@@ -11,6 +12,7 @@ use mongodb::error::{ErrorKind, WriteFailure};
 use mongodb::options::ReturnDocument;
 use mongodb::{Client, Collection};
 
+use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
@@ -18,6 +20,9 @@ use crate::server::{clock::from_now, code};
 
 /// The collection, in each protected database.
 pub const COLLECTION: &str = "keyward.audits";
+/// The field with the record. Earlier versions note a token without constraints, in the field `token`. That proves nothing here, and they
+/// don't go on from this record: each version compares all documents if the other one has audited last.
+const RECORD: &str = "record";
 /// How long a turn lasts unless it is renewed.
 const TURN: Duration = Duration::from_secs(30);
 
@@ -26,8 +31,47 @@ pub(super) struct AuditTurn<'a> {
     audits: Collection<Document>,
     collection: &'a str,
     auditor: &'a str,
-    /// Behind the last change that is audited; none if all documents are to be compared.
-    pub token: Option<ResumeToken>,
+    /// How far the audit has come; none if all documents are to be compared.
+    pub record: Option<AuditRecord>,
+}
+
+/// How far an audit has come, and for which constraints.
+///
+/// A Keyward applies a client's constraint later than others do. The documents that it has audited until then aren't audited for that
+/// constraint. So a record proves nothing about a constraint that it doesn't name. The list of clients' constraints couldn't show this: some
+/// Keywards may not read it.
+#[derive(Debug, Clone)]
+pub(super) struct AuditRecord {
+    /// Behind the last change that is audited.
+    pub token: ResumeToken,
+    /// The constraints for which that holds, as [`audited_as`] names them.
+    pub constraints: BTreeSet<String>,
+}
+
+impl AuditRecord {
+    fn read(audit: &Document) -> Option<AuditRecord> {
+        let record = audit.get_document(RECORD).ok()?;
+        let constraints = record.get_array("constraints").ok()?.iter();
+        Some(AuditRecord {
+            token: bson::deserialize_from_bson(record.get("token")?.clone()).ok()?,
+            constraints: constraints
+                .map(|one| Some(one.as_str()?.to_owned()))
+                .collect::<Option<_>>()?,
+        })
+    }
+
+    fn document(&self) -> Option<Document> {
+        let token = bson::serialize_to_bson(&self.token).ok()?;
+        Some(doc! { "token": token, "constraints": self.constraints.iter().collect::<Vec<_>>() })
+    }
+}
+
+/// Names a constraint in a record. A client's constraint that is dropped and made again is another one.
+pub(super) fn audited_as(constraint: &Constraint) -> String {
+    match constraint.client_entry() {
+        Some(entry) => entry.to_hex(),
+        None => constraint.name().to_owned(),
+    }
 }
 
 impl<'a> AuditTurn<'a> {
@@ -49,7 +93,7 @@ impl<'a> AuditTurn<'a> {
             audits,
             collection: &namespace.collection,
             auditor,
-            token: None,
+            record: None,
         };
         let until = doc! { "$ifNull": ["$until", Bson::Null] };
         let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
@@ -60,18 +104,15 @@ impl<'a> AuditTurn<'a> {
             doc! { "by": auditor },
         ];
         let taken = turn.update(doc! { "$or": free }, doc! {}).await?;
-        let token = taken.as_ref().and_then(|taken| taken.get("token"));
-        turn.token = token.and_then(|token| bson::deserialize_from_bson(token.clone()).ok());
+        turn.record = taken.as_ref().and_then(AuditRecord::read);
         Ok(taken.is_some().then_some(turn))
     }
 
-    /// Renews the turn, and notes that everything before the turn's token is audited, or nothing without one. False if another Keyward has
-    /// the turn now.
+    /// Renews the turn, and stores its record. False if another Keyward has the turn now.
     pub(super) async fn renew(&self) -> Result<bool, StoreError> {
-        let token = self.token.as_ref();
-        let token = token.and_then(|token| bson::serialize_to_bson(token).ok());
-        let token = token.map_or(Bson::from("$$REMOVE"), |token| doc! { "$literal": token }.into());
-        let set = doc! { "token": token };
+        let record = self.record.as_ref().and_then(AuditRecord::document);
+        let record = record.map_or(Bson::from("$$REMOVE"), |record| doc! { "$literal": record }.into());
+        let set = doc! { RECORD: record, "token": "$$REMOVE" };
         Ok(self.update(doc! { "by": self.auditor }, set).await?.is_some())
     }
 

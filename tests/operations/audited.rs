@@ -130,7 +130,7 @@ async fn a_change_with_text_that_is_not_utf_8_is_audited_like_any_other() {
     let keyward = start(&Cluster::shared().uri(), DATABASE);
     keyward.insert_once_permitted(DATABASE, user(1, "a", "one")).unwrap();
     // Without a record, an audit that begins anew would compare all documents, and find these in any case.
-    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    let recorded = doc! { "count": "keyward.audits", "query": { "record": { "$exists": true } } };
     keyward.until("a record", || {
         let counted = Cluster::shared().run(DATABASE, recorded.clone()).unwrap();
         counted.get_i32("n").ok() == Some(1)
@@ -172,7 +172,7 @@ fn an_audit_that_fails_is_behind() {
     );
     let keyward = start(&cluster.uri(), DATABASE);
     let behind = || keyward.metric("keyward_audit_behind_seconds");
-    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    let recorded = doc! { "count": "keyward.audits", "query": { "record": { "$exists": true } } };
     keyward.until("a record", || {
         cluster.run(DATABASE, recorded.clone()).unwrap().get_i32("n").ok() == Some(1)
     });
@@ -203,7 +203,7 @@ fn what_could_not_be_reserved_is_tried_again() {
     );
     let keyward = start(&cluster.uri(), DATABASE);
     until_auditing(&keyward, DATABASE);
-    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    let recorded = doc! { "count": "keyward.audits", "query": { "record": { "$exists": true } } };
     keyward.until("a record", || {
         cluster.run(DATABASE, recorded.clone()).unwrap().get_i32("n").ok() == Some(1)
     });
@@ -247,7 +247,7 @@ fn another_keyward_goes_on_where_a_killed_one_stopped() {
         let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
         batch.first().and_then(Bson::as_document).cloned().unwrap_or_default()
     };
-    first.until("a note", || audits().contains_key("token"));
+    first.until("a note", || audits().contains_key("record"));
     let second = start(&Cluster::shared().uri(), DATABASE);
     first.kill();
     // Nobody audits now.
@@ -273,7 +273,7 @@ async fn all_documents_are_compared_if_the_history_is_gone() {
     let lost = bson::serialize_to_bson(&changes.next().await.unwrap().unwrap().id).unwrap();
     let audits = database.collection("keyward.audits");
     audits
-        .insert_one(doc! { "_id": "users", "token": &lost })
+        .insert_one(doc! { "_id": "users", "record": { "token": &lost, "constraints": ["email_1"] } })
         .await
         .unwrap();
     // The start reads the first document.
@@ -319,7 +319,7 @@ fn nothing_is_reported_before_the_constraint_is_enforced() {
     keyward.until("the reservations", || reserved() == 2);
     keyward.until("the duplicate", || keyward.log().contains("isn't enforced yet"));
     // Another Keyward that went on from a record wouldn't know of the duplicate.
-    let recorded = doc! { "count": "keyward.audits", "query": { "token": { "$exists": true } } };
+    let recorded = doc! { "count": "keyward.audits", "query": { "record": { "$exists": true } } };
     assert_eq!(past(recorded).get_i32("n").ok(), Some(0));
     assert!(
         keyward.get("/readyz").contains("waits for Keyward"),

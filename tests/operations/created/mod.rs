@@ -1,6 +1,7 @@
 //! Constraints that clients make with `createIndexes`, through one Keyward and through several.
 
 mod agreed;
+mod audited;
 mod builders;
 mod collated;
 mod converted;
@@ -13,10 +14,11 @@ mod resharded;
 mod shown;
 mod stale;
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use testbed::Cluster;
+use testkit::altering::Altering;
 use testkit::{Keyward, shard_on_two};
 
 /// Not the cluster of other tests: their Keywards would follow these constraints, too.
@@ -33,6 +35,25 @@ fn start() -> Keyward {
 /// The same at another cluster.
 fn start_at(cluster: &Cluster) -> Keyward {
     Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri())).leaving()
+}
+
+/// A relay to `cluster` that shows the list of clients' constraints as it was before, if `is_old` says so of the documents that are found.
+fn with_old_list(cluster: &Cluster, is_old: impl Fn(&[Bson]) -> bool + Send + Sync + 'static) -> Altering {
+    // What was read before: a list, or a version.
+    let before: Mutex<[Option<Bson>; 2]> = Mutex::default();
+    Altering::replies(cluster.router_address(), move |request, reply| {
+        if request.get_str("find").ok() != Some("clientConstraints") {
+            return;
+        }
+        let of_version = usize::from(request.contains_key("projection"));
+        let cursor = reply.get_document_mut("cursor").unwrap();
+        let found = cursor.get_array("firstBatch").unwrap().clone();
+        let before = &mut before.lock().unwrap()[of_version];
+        match before.clone().filter(|_| is_old(&found)) {
+            Some(before) => drop(cursor.insert("firstBatch", before)),
+            None => *before = Some(Bson::Array(found)),
+        }
+    })
 }
 
 /// Shards `database.users` by `region` over two shards.

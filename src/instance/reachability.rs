@@ -22,7 +22,7 @@ pub(super) async fn follow(upstream: Upstream, name: String, readiness: Readines
     let mut reachability = Reachability::of(name, readiness, metrics, Instant::now());
     loop {
         let asked_at = Instant::now();
-        match probe.ask().await {
+        match probe.ask(reachability.is_lost()).await {
             Ok(round_trip) => {
                 reachability
                     .metrics
@@ -68,12 +68,16 @@ impl Reachability {
         }
     }
 
+    fn is_lost(&self) -> bool {
+        matches!(self.state, State::Lost { .. })
+    }
+
     fn note_answer(&mut self, now: Instant) {
         if let State::Lost { since } = self.state {
             let after = humantime::format_duration(Duration::from_secs((now - since).as_secs()));
             tracing::info!(upstream = self.name, %after, "the deployment answers again");
         }
-        if matches!(self.state, State::Lost { .. }) || !self.was_reached {
+        if self.is_lost() || !self.was_reached {
             self.metrics.show_reachable(true);
             self.readiness.unblock(&Obstacle::Upstream);
         }

@@ -5,12 +5,15 @@
 //! another one does, clients' connections go to the other one.
 //!
 //! A server that hangs is noticed within [`EVERY`] and [`PATIENCE`], two seconds together. The question is asked often, so that a busy server
-//! has most of that time to answer.
+//! has most of that time to answer. A deployment that is lost already has [`PATIENCE_IF_LOST`]: a new connection takes several steps, and a
+//! deployment that takes long for each of them would stay lost otherwise.
 
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
 use mongodb::options::ServerAddress;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -23,6 +26,8 @@ use crate::server::reply;
 const EVERY: Duration = Duration::from_millis(500);
 /// How long the servers may take to accept a connection and to answer.
 const PATIENCE: Duration = Duration::from_millis(1_500);
+/// How long they may take while the deployment is lost.
+const PATIENCE_IF_LOST: Duration = Duration::from_secs(10);
 /// After how long without an answer the probe asks anew on another connection, and all other servers. The first answer still counts.
 const LATE: Duration = Duration::from_millis(500);
 
@@ -48,14 +53,19 @@ impl Probe {
         }
     }
 
-    /// Asks the server that clients' connections use, and all others if it doesn't answer. Gives the time that the answer took.
+    /// Asks the server that clients' connections use, and all others if it doesn't answer. Gives the time that the answer took. If the
+    /// deployment `is_lost`, the answer may take longer.
     ///
     /// # Errors
     /// For each server, why it can't be used.
-    pub async fn ask(&mut self) -> Result<Duration, String> {
+    pub async fn ask(&mut self, is_lost: bool) -> Result<Duration, String> {
         let addresses = self.upstream.in_order(&self.targets.borrow_and_update());
         let kept = self.kept.take();
-        let (connection, round_trip) = self.upstream.probe_in_order(&addresses, kept).await?;
+        let times = AnswerTimes::from_now(match is_lost {
+            true => PATIENCE_IF_LOST,
+            false => PATIENCE,
+        });
+        let (connection, round_trip) = self.upstream.probe_in_order(&addresses, kept, times).await?;
         self.kept = Some(connection);
         Ok(round_trip)
     }
@@ -71,10 +81,31 @@ impl Probe {
     }
 }
 
+/// Until when answers are waited for.
+#[derive(Debug, Clone, Copy)]
+struct AnswerTimes {
+    /// From then on, one server's answer is enough. Until then, servers that are asked together all have time to answer.
+    enough: Instant,
+    /// From then on, no answer counts.
+    last: Instant,
+    patience: Duration,
+}
+
+impl AnswerTimes {
+    fn from_now(patience: Duration) -> AnswerTimes {
+        let now = Instant::now();
+        AnswerTimes {
+            enough: now + PATIENCE,
+            last: now + patience,
+            patience,
+        }
+    }
+}
+
 impl Upstream {
     /// Asks one server.
     pub(super) async fn probe_once(&self, address: &ServerAddress) -> Result<Connection, String> {
-        let (connection, _) = self.probe(address, None, Instant::now() + PATIENCE).await?;
+        let (connection, _) = self.probe(address, None, AnswerTimes::from_now(PATIENCE)).await?;
         Ok(connection)
     }
 
@@ -84,24 +115,30 @@ impl Upstream {
         &self,
         addresses: &[ServerAddress],
         kept: Option<Connection>,
+        times: AnswerTimes,
     ) -> Result<ProbeAnswer, String> {
         let Some((first, others)) = addresses.split_first() else {
             return Err(self.why_no_target());
         };
-        let deadline = Instant::now() + PATIENCE;
         let kept = kept.filter(|kept| kept.address() == first);
-        let mut asked = pin!(self.probe(first, kept, deadline));
+        let mut asked = pin!(self.probe(first, kept, times));
         let (reason, answers) = match timeout(LATE, asked.as_mut()).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(reason)) => (reason, self.probe_all(others, deadline).await),
+            Ok(Err(reason)) => (reason, self.probe_all(others, times).await),
             // A connection may be dead though its server isn't, so this server is asked on another one, too.
-            Err(_) => match select(asked, pin!(self.probe_all(addresses, deadline))).await {
+            Err(_) => match select(asked, pin!(self.probe_all(addresses, times))).await {
                 Either::Left((Ok(answer), _)) => return Ok(answer),
                 Either::Left((Err(reason), all)) => (reason, all.await),
-                Either::Right((answers, asked)) => match asked.await {
-                    Ok(answer) => return Ok(answer),
-                    Err(reason) => (reason, answers),
-                },
+                Either::Right((answers, asked)) => {
+                    let waited = match is_any_answered(&answers) {
+                        true => timeout_at(times.enough, asked).await,
+                        false => Ok(asked.await),
+                    };
+                    match waited.unwrap_or_else(|_| Err(no_answer(first, PATIENCE))) {
+                        Ok(answer) => return Ok(answer),
+                        Err(reason) => (reason, answers),
+                    }
+                }
             },
         };
         let mut reasons = vec![reason];
@@ -124,17 +161,33 @@ impl Upstream {
         Err(reasons.join("; "))
     }
 
-    /// Asks servers, each on a new connection, until `deadline`.
-    async fn probe_all(&self, addresses: &[ServerAddress], deadline: Instant) -> Vec<Result<ProbeAnswer, String>> {
-        join_all(addresses.iter().map(|address| self.probe(address, None, deadline))).await
+    /// Asks servers, each on a new connection. The answers are in the order of `addresses`, without those that come too late.
+    async fn probe_all(&self, addresses: &[ServerAddress], times: AnswerTimes) -> Vec<Result<ProbeAnswer, String>> {
+        let asked = addresses.iter().enumerate();
+        let mut asked: FuturesUnordered<_> = asked
+            .map(|(position, address)| async move { (position, self.probe(address, None, times).await) })
+            .collect();
+        let (mut positions, mut answers) = (Vec::new(), Vec::new());
+        loop {
+            let next = match is_any_answered(&answers) {
+                true => timeout_at(times.enough, asked.next()).await.ok().flatten(),
+                false => asked.next().await,
+            };
+            let Some((position, answer)) = next else {
+                return answers;
+            };
+            let place = positions.partition_point(|before| *before < position);
+            positions.insert(place, position);
+            answers.insert(place, answer);
+        }
     }
 
-    /// Asks one server until `deadline`, on the connection `kept` if that still works.
+    /// Asks one server, on the connection `kept` if that still works.
     async fn probe(
         &self,
         address: &ServerAddress,
         kept: Option<Connection>,
-        deadline: Instant,
+        times: AnswerTimes,
     ) -> Result<ProbeAnswer, String> {
         let asking = async {
             if let Some(mut connection) = kept
@@ -147,13 +200,19 @@ impl Upstream {
             let round_trip = hello(&mut connection).await?;
             Ok((connection, round_trip))
         };
-        let answered = timeout_at(deadline, asking).await;
-        let answered = answered.unwrap_or_else(|_| {
-            let patience = humantime::format_duration(PATIENCE);
-            Err(format!("no answer within {patience}"))
-        });
-        answered.map_err(|reason| format!("{address}: {reason}"))
+        match timeout_at(times.last, asking).await {
+            Ok(answered) => answered.map_err(|reason: String| format!("{address}: {reason}")),
+            Err(_) => Err(no_answer(address, times.patience)),
+        }
     }
+}
+
+fn is_any_answered(answers: &[Result<ProbeAnswer, String>]) -> bool {
+    answers.iter().any(Result::is_ok)
+}
+
+fn no_answer(address: &ServerAddress, within: Duration) -> String {
+    format!("{address}: no answer within {}", humantime::format_duration(within))
 }
 
 async fn hello(connection: &mut Connection) -> Result<Duration, String> {
@@ -225,6 +284,30 @@ mod tests {
         socket.write_all(&reply).await.unwrap();
     }
 
+    /// A server that waits so long before it answers a connection.
+    async fn slow_server(delay: Duration) -> ServerAddress {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = ServerAddress::parse(listener.local_addr().unwrap().to_string()).unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    answer(&mut socket).await;
+                });
+            }
+        });
+        address
+    }
+
+    fn usual() -> AnswerTimes {
+        AnswerTimes::from_now(PATIENCE)
+    }
+
+    fn if_lost() -> AnswerTimes {
+        AnswerTimes::from_now(PATIENCE_IF_LOST)
+    }
+
     async fn upstream() -> Upstream {
         Upstream::new("mongodb://127.0.0.1:1/").await.unwrap()
     }
@@ -240,7 +323,7 @@ mod tests {
     async fn all_servers_together_have_the_time_of_one() {
         let (upstream, addresses) = (upstream().await, [server(0).await, server(0).await]);
         let begun = Instant::now();
-        let reason = upstream.probe_in_order(&addresses, None).await.unwrap_err();
+        let reason = upstream.probe_in_order(&addresses, None, usual()).await.unwrap_err();
         assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
         let [one, other] = addresses;
         assert_eq!(
@@ -253,8 +336,26 @@ mod tests {
     #[tokio::test]
     async fn a_dead_connection_does_not_mean_a_dead_server() {
         let (upstream, addresses) = (upstream().await, [server(2).await]);
-        let (kept, _) = upstream.probe_in_order(&addresses, None).await.unwrap();
+        let (kept, _) = upstream.probe_in_order(&addresses, None, usual()).await.unwrap();
         // The server answers only one command on each connection.
-        upstream.probe_in_order(&addresses, Some(kept)).await.unwrap();
+        upstream.probe_in_order(&addresses, Some(kept), usual()).await.unwrap();
+    }
+
+    /// Every step of a new connection may take long. Such a server would stay lost.
+    #[tokio::test]
+    async fn a_lost_server_may_take_longer_to_answer() {
+        let (upstream, addresses) = (upstream().await, [slow_server(PATIENCE * 2).await]);
+        upstream.probe_in_order(&addresses, None, if_lost()).await.unwrap();
+    }
+
+    /// It is the one that clients' connections used before.
+    #[tokio::test]
+    async fn a_lost_server_that_hangs_does_not_delay_another_ones_answer() {
+        let upstream = upstream().await;
+        let addresses = [server(0).await, server(1).await, server(0).await];
+        let begun = Instant::now();
+        let (answered, _) = upstream.probe_in_order(&addresses, None, if_lost()).await.unwrap();
+        assert_eq!(answered.address(), &addresses[1]);
+        assert!(begun.elapsed() < PATIENCE_IF_LOST, "{:?}", begun.elapsed());
     }
 }

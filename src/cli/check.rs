@@ -13,12 +13,13 @@ use tokio::runtime::Runtime;
 use super::failure::CliFailure;
 use super::{Exit, say};
 use crate::config::{Config, LogFormat};
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, Strategy};
 use crate::counted::Counted;
 use crate::doctor::{self, CheckOutcome, Worst};
 use crate::instance::StartError;
 use crate::limits::Limits;
 use crate::telemetry;
+use crate::tls::{Mode, TlsSettings};
 
 #[derive(Debug, Args)]
 pub struct CheckOptions {
@@ -80,8 +81,14 @@ fn summary(config: &Config) -> String {
     };
     let mut text = String::new();
     for (name, value) in [
-        ("listen", config.listen.to_string()),
-        ("upstream", config.upstream.to_string()),
+        ("listen", format!("{}, {}", config.listen, tls(config.tls.as_ref()))),
+        (
+            "upstream",
+            match config.upstream.has_tls() {
+                true => format!("{}, with TLS", config.upstream),
+                false => format!("{}, without TLS", config.upstream),
+            },
+        ),
         ("admin", config.admin.to_string()),
         ("lease", for_people(config.lease)),
         ("sweep", for_people(config.sweep)),
@@ -104,9 +111,33 @@ fn summary(config: &Config) -> String {
         push_line(&mut text, "No constraints: everything is forwarded as it comes.");
     }
     for constraint in &config.constraints {
-        push_line(&mut text, &sentence(constraint));
+        push_line(&mut text, &sentence(constraint, strategy(config, constraint)));
     }
     text
+}
+
+fn tls(settings: Option<&TlsSettings>) -> &'static str {
+    match settings.map(|settings| settings.mode) {
+        None => "without TLS",
+        Some(Mode::Preferred) => "with and without TLS",
+        Some(Mode::Required) => "with TLS",
+    }
+}
+
+/// The strategy of the constraint's collection. The file alone doesn't show the strategy that suits the deployment.
+fn strategy(config: &Config, constraint: &Constraint) -> &'static str {
+    let of_collection = config
+        .constraints
+        .iter()
+        .filter(|one| one.namespace() == constraint.namespace());
+    let stated: Vec<Option<Strategy>> = of_collection.map(|one| one.strategy()).collect();
+    if stated.contains(&Some(Strategy::Strict)) {
+        return Strategy::Strict.name();
+    }
+    match stated.contains(&None) {
+        true => "compensating on shards, strict on a replica set",
+        false => Strategy::Compensating.name(),
+    }
 }
 
 fn reload(interval: Duration) -> String {
@@ -147,14 +178,14 @@ fn for_people(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// `shop.users: email_1 is unique over { "key": { "email": 1 }, "sparse": false }; reservations in …`
-fn sentence(constraint: &Constraint) -> String {
+/// `shop.users: email_1 is unique over { "key": { "email": 1 }, "sparse": false }; reservations in …; strategy: …`
+fn sentence(constraint: &Constraint, strategy: &str) -> String {
     let mut options = constraint.definition();
     for said_elsewhere in ["format", "collection", "name"] {
         options.remove(said_elsewhere);
     }
     let (namespace, name, proxy) = (constraint.namespace(), constraint.name(), constraint.proxy_collection());
-    format!("{namespace}: {name} is unique over {options}; reservations in {proxy}")
+    format!("{namespace}: {name} is unique over {options}; reservations in {proxy}; strategy: {strategy}")
 }
 
 fn push_line(text: &mut String, line: &str) {

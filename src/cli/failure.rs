@@ -1,12 +1,12 @@
 //! Lists why a command fails, and with which exit code.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Exit;
 use crate::config::Problems;
 use crate::instance::StartError;
 use crate::known_constraints::ChangeRefusal;
-use crate::prepare::PrepareError;
+use crate::prepare::{PrepareError, Reports};
 use crate::shard::ShardRefusal;
 use crate::telemetry::TelemetryError;
 
@@ -21,6 +21,9 @@ pub(super) enum CliFailure {
     System(#[from] std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
+    /// A start finds that existing documents violate constraints of the file.
+    #[error("{reports}{way_out}", way_out = whole_report(.file))]
+    Duplicates { reports: Reports, file: PathBuf },
     #[error("the report can't be written to {path}: {error}", path = path.display())]
     Report { path: PathBuf, error: std::io::Error },
     #[error(transparent)]
@@ -37,7 +40,27 @@ impl From<ShardRefusal> for CliFailure {
     }
 }
 
+/// How to get the whole report of the constraints in this file.
+fn whole_report(file: &Path) -> String {
+    format!(
+        "\n`keyward backfill --config {} --dry-run --report FILE` writes the whole report to a file, with up to 1000 keys of each \
+         constraint",
+        file.display()
+    )
+}
+
 impl CliFailure {
+    /// The failure of a start with the configuration in `file`.
+    pub(super) fn of_start(error: StartError, file: &Path) -> CliFailure {
+        match error {
+            StartError::Prepare(PrepareError::Duplicates(reports)) => CliFailure::Duplicates {
+                reports,
+                file: file.to_owned(),
+            },
+            error => CliFailure::Start(error),
+        }
+    }
+
     pub(super) fn exit(&self) -> Exit {
         match self {
             CliFailure::Config(_) | CliFailure::Telemetry(_) => Exit::Config,
@@ -51,7 +74,9 @@ impl CliFailure {
                 | PrepareError::BeingRemoved(_),
             )) => Exit::Config,
             CliFailure::Start(StartError::Tls(_)) => Exit::Config,
-            CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
+            CliFailure::Duplicates { .. } | CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => {
+                Exit::Duplicates
+            }
             CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
             CliFailure::Change(ChangeRefusal::Store(_)) => Exit::Upstream,
             CliFailure::Change(_) => Exit::Findings,

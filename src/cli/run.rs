@@ -25,18 +25,22 @@ pub(super) fn run(file: &Path) -> Result<Exit, CliFailure> {
     let telemetry = telemetry::start(&config.log, config.traces.as_ref())?;
     open_files::allow(config.limits.max_connections);
     let runtime = tokio::runtime::Runtime::new()?;
-    let ended = runtime.block_on(serve(&config, &mut watched, &telemetry));
+    let ended = runtime.block_on(serve((file, &config), &mut watched, &telemetry));
     // A second signal may leave connections open: they end here, not when they like.
     runtime.shutdown_background();
     telemetry.finish(*ended.as_ref().unwrap_or(&Duration::ZERO));
     ended.map(|_| Exit::Success)
 }
 
-/// Serves clients until a signal comes. Returns how long the process may still take for its own affairs.
-async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, CliFailure> {
+/// Serves clients with the configuration of `file` until a signal comes. Returns how long the process may still take for its own affairs.
+async fn serve(
+    (file, config): (&Path, &Config),
+    watched: &mut Watched,
+    telemetry: &Telemetry,
+) -> Result<Duration, CliFailure> {
     let mut signals = Signals::take_over()?;
     let mut instance = tokio::select! {
-        started = Instance::start(config) => started?,
+        started = Instance::start(config) => started.map_err(|error| CliFailure::of_start(error, file))?,
         signal = signals.next() => {
             tracing::info!(%signal, "stopped before it was ready");
             return Ok(Duration::ZERO);

@@ -31,6 +31,7 @@ pub struct UpstreamUri {
     service: Option<String>,
     hosts: Vec<Host>,
     replica_set: Option<String>,
+    has_tls: bool,
 }
 
 /// One address of the connection string.
@@ -103,6 +104,11 @@ impl UpstreamUri {
             None => {}
         }
         Ok(UpstreamUri {
+            has_tls: match &parsed.tls {
+                Some(tls) => matches!(tls, Tls::Enabled(_)),
+                // The driver's default.
+                None => service.is_some(),
+            },
             uri: uri.to_owned(),
             username: parsed.credential.and_then(|credential| credential.username),
             service,
@@ -114,6 +120,11 @@ impl UpstreamUri {
     /// The whole connection string, password included: for the driver, never for a log.
     pub fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// Whether the connections to it are encrypted.
+    pub fn has_tls(&self) -> bool {
+        self.has_tls
     }
 
     /// The addresses in the order of the string; none with `mongodb+srv`, which has a name in their place.

@@ -23,8 +23,48 @@ fn a_good_file_is_summed_up_on_standard_output() {
     assert!(output.stderr.is_empty());
     assert!(summary.starts_with("config.example.yaml: no problems\n"), "{summary}");
     let constraint = "shop.users: email_1 is unique over { \"key\": { \"email\": 1 }, \"sparse\": false }; \
-                      reservations in shop.keyward.users.email_1\n";
+                      reservations in shop.keyward.users.email_1; \
+                      strategy: compensating on shards, strict on a replica set\n";
     assert!(summary.contains(constraint), "{summary}");
+}
+
+fn summary_of(text: &str) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, text).unwrap();
+    let output = check(file.path().to_str().unwrap(), &[]);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_summary_shows_encryption_and_strategies() {
+    let summary = summary_of(
+        "upstream: mongodb://db/?tls=true\nconstraints:\n  \
+         - { collection: shop.users, key: { email: 1 } }\n  \
+         - { collection: shop.users, key: { name: 1 }, strategy: strict }\n  \
+         - { collection: shop.orders, key: { number: 1 }, strategy: compensating }\n",
+    );
+    for line in [
+        "listen    127.0.0.1:27117, without TLS\n",
+        "upstream  mongodb://db:27017, with TLS\n",
+    ] {
+        assert!(summary.contains(line), "{summary}");
+    }
+    // One strict constraint decides for its collection.
+    let strategies = [
+        ("email_1", "strict"),
+        ("name_1", "strict"),
+        ("number_1", "compensating"),
+    ];
+    for (name, strategy) in strategies {
+        let is_it = |line: &&str| line.contains(&format!("{name} is unique"));
+        let line = summary.lines().find(is_it).unwrap();
+        assert!(line.ends_with(&format!("; strategy: {strategy}")), "{line}");
+    }
+    let summary = summary_of("upstream: mongodb+srv://db.example.com\nconstraints: []\n");
+    assert!(
+        summary.contains("mongodb+srv://db.example.com, with TLS\n"),
+        "{summary}"
+    );
 }
 
 #[test]

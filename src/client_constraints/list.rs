@@ -20,6 +20,9 @@ const REPLY_BYTES_MAX: usize = 64 << 10;
 /// The longest text of a reply that isn't.
 const ERRMSG_CHARS_MAX: usize = 1_000;
 
+/// No list changes so often between two readings of one Keyward.
+const CHANGES_MAX: i64 = 1_000;
+
 /// The fields of the list's document.
 const FIELDS: [&str; 4] = ["_id", "version", "constraints", "ended"];
 
@@ -71,6 +74,14 @@ impl ClientConstraints {
         let of_clients = self.constraints.iter().map(|entry| &entry.constraint);
         let of_clients = of_clients.filter(|constraint| !is_in_file(constraint));
         file.iter().chain(of_clients).cloned().collect()
+    }
+
+    /// Whether this list was made anew after `former` was lost, or there is none any more. One that is made anew begins with a much higher
+    /// version (`store.rs`), and has none of the former entries.
+    pub fn has_lost(&self, former: &ClientConstraints) -> bool {
+        let is_another = self.version == 0 || self.version.saturating_sub(former.version) > CHANGES_MAX;
+        let mut former = former.constraints.iter();
+        is_another && former.len() > 0 && former.all(|entry| self.entry(entry.id).is_none())
     }
 
     /// Removes the entry with this number; gives whether it was there.

@@ -105,7 +105,7 @@ impl FollowedList {
 
     /// Notes that `list` is applied.
     pub(super) fn applied(&mut self, list: ClientConstraints) {
-        if list.version == 0 && !self.applied.constraints.is_empty() {
+        if list.has_lost(&self.applied) {
             tracing::error!(
                 "keyward.clientConstraints has lost the list of clients' constraints: these constraints have ended; restore the list, or \
                  have clients send createIndexes again"

@@ -1,7 +1,5 @@
 //! The list of clients' constraints is deleted while Keywards run.
 
-use bson::Bson;
-
 use super::*;
 
 /// The documents that a `find` shows.
@@ -31,6 +29,13 @@ fn clients_constraints_end_with_their_list() {
         assert_eq!(pair, [Ok(()), Err(11_000)]);
     }
     let unwritten = start_at(&cluster);
+    // As a list of an earlier version of Keyward. One that is made anew begins with the time, and this one may have begun just now.
+    let set = doc! { "q": {}, "u": { "$set": { "version": 7_i64 } } };
+    must(
+        &cluster
+            .run("keyward", doc! { "update": "clientConstraints", "updates": [set] })
+            .unwrap(),
+    );
     let former = version(&cluster);
     let behind = doc! { "find": "keywards", "filter": { "clientsVersion": { "$ne": former } } };
     slow.until("every entry has the version", || {
@@ -66,4 +71,56 @@ fn clients_constraints_end_with_their_list() {
         let pair = insert_pair(keyward, DATABASE, id, &id.to_string());
         assert_eq!(pair, [Ok(()), Err(11_000)]);
     }
+    // It has never read that there is no list.
+    assert!(is_known(&slow), "{}", slow.log());
+}
+
+/// One has yet to note which list it applies, and goes on with the former list as long as there is none, as earlier versions do.
+#[test]
+fn a_constraint_made_anew_waits_for_a_keyward_that_goes_on_with_the_lost_list() {
+    const DATABASE: &str = "created_after_list_deleted";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let relay = with_old_list(&cluster, |found| found.is_empty());
+    let quick = start_at(&cluster);
+    must(&reply(&quick, DATABASE, &create([unique_email()])));
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri());
+    let slow = Keyward::of(&settings).leaving();
+    assert_eq!(insert_pair(&slow, DATABASE, 10, "10"), [Ok(()), Err(11_000)]);
+    let of_slow = doc! { "pid": i64::from(slow.pid().as_raw()) };
+    let listing = doc! { "$and": [of_slow.clone(), { "constraints": { "$ne": [] } }] };
+    slow.until("that it counts on the constraint", || {
+        !found(
+            &cluster,
+            "keyward",
+            doc! { "find": "keywards", "filter": listing.clone() },
+        )
+        .is_empty()
+    });
+    slow.freeze();
+    let set = doc! { "q": of_slow, "u": { "$set": { "clientsVersion": 0_i64 } } };
+    must(
+        &cluster
+            .run("keyward", doc! { "update": "keywards", "updates": [set] })
+            .unwrap(),
+    );
+    let delete = doc! { "delete": "clientConstraints", "deletes": [{ "q": {}, "limit": 0 }] };
+    must(&cluster.run("keyward", delete).unwrap());
+    quick.until("the end of the list", || {
+        quick.log().contains("has lost the list of clients' constraints")
+    });
+
+    let drop = doc! { "dropIndexes": "users", "index": "email_1" };
+    must(&reply(&quick, DATABASE, &drop));
+    let sparse = |limit_ms: i32| {
+        let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
+        let mut command = create([index]);
+        command.insert("maxTimeMS", limit_ms);
+        reply(&quick, DATABASE, &command)
+    };
+    let waited = sparse(1_000);
+    assert_eq!(waited.get_i32("code").ok(), Some(50), "{waited}");
+    slow.wake();
+    must(&sparse(60_000));
+    assert_eq!(insert_pair(&slow, DATABASE, 20, "20"), [Ok(()), Err(11_000)]);
 }

@@ -282,7 +282,8 @@ async fn reserve_as_defined(
     Ok(())
 }
 
-/// Ends a doubt whether the constraints have changed, for as long as it runs, while another task replaces them and [`keep`] doesn't run.
+/// Ends a doubt whether the constraints have changed, for as long as it runs, while [`keep`] doesn't run: another task replaces them, or
+/// Keyward drains its clients' connections.
 ///
 /// It lists nothing: the other task may be about to give a constraint up. So the doubt stays if the entry doesn't list each constraint
 /// that writes here reserve for, as the cluster has it.

@@ -321,7 +321,11 @@ impl Instance {
         let drain = Drain::begin(self.config.drain);
         self.stage.send_replace(Stage::Draining(drain));
         drop((self.sweeping, self.auditing, self.privileges, self.keeping));
-        let is_drained = self.serving.await.unwrap_or_else(|error| {
+        let served = tokio::select! {
+            served = self.serving => served,
+            never = fleet::end_doubts(&self.service, &self.membership) => match never {},
+        };
+        let is_drained = served.unwrap_or_else(|error| {
             tracing::error!(%error, "serving ended before Keyward was stopped");
             false
         });

@@ -12,6 +12,7 @@ use testbed::ReplicaSet;
 
 use testkit::keyward::{Keyward, PATIENCE};
 use testkit::relay::Relay;
+use testkit::wire::Connection;
 
 pub fn entries(set: &ReplicaSet) -> Vec<Document> {
     let reply = set.run("keyward", doc! { "find": "keywards" }).unwrap();
@@ -133,6 +134,31 @@ fn it_writes_again_while_a_reload_is_under_way() {
     );
     claim(in_seconds(0));
     assert_eq!(keyward.reloaded_after(reloads)["outcome"], "applied");
+}
+
+/// Clients may go on with their transactions until the drain is over.
+#[test]
+fn it_writes_again_while_it_drains() {
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!(
+        "upstream: {}\nlease: 2s\ndrain: 300s\nconstraints: [{{ collection: rejoined_draining.users, key: {{ z: 1 }} }}]\n",
+        set.uri()
+    );
+    let mut keyward = Keyward::of(&settings);
+    let mut client = Connection::greeted(&keyward.address);
+    let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
+    let mut find = doc! { "find": "users", "startTransaction": true };
+    find.extend(of_transaction);
+    client.must("rejoined_draining", &find);
+    let [before] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    keyward.send(nix::sys::signal::Signal::SIGTERM);
+    keyward.until("the drain", || keyward.get("/readyz").contains("stopping"));
+    let delete = doc! { "delete": "keywards", "deletes": [{ "q": { "_id": before.get("_id") }, "limit": 1 }] };
+    set.run("keyward", delete).unwrap();
+    let is_in_doubt = || keyward.get("/readyz").contains("was out of the register");
+    keyward.until("a new entry", is_in_doubt);
+    keyward.until("the permit", || !is_in_doubt());
+    keyward.kill();
 }
 
 /// Another Keyward may have enforced the constraint while there was no entry. A write from before the first loss may still go on.

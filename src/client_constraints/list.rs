@@ -261,6 +261,22 @@ mod tests {
     }
 
     #[test]
+    fn a_list_that_was_made_anew_has_lost_the_former_one() {
+        let list = |version, constraints: &[ClientConstraint]| ClientConstraints {
+            version,
+            constraints: constraints.to_vec(),
+            ..ClientConstraints::default()
+        };
+        let (former, by_time) = (list(7, &[entry("a")]), 1_800_000_000_000);
+        assert!(list(0, &[]).has_lost(&former));
+        assert!(list(by_time, &[entry("a")]).has_lost(&former));
+        // A client has dropped the constraint, an operator has restored the list, or there was nothing to lose.
+        assert!(!list(8, &[]).has_lost(&former));
+        assert!(!list(by_time, &former.constraints).has_lost(&former));
+        assert!(!list(by_time, &[entry("a")]).has_lost(&list(0, &[])));
+    }
+
+    #[test]
     fn a_list_is_read_as_it_was_written() {
         let mut list = ClientConstraints {
             version: 7,

@@ -15,9 +15,7 @@ use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::constraint_label;
-use crate::prepare::{
-    self, ConstraintState, PrepareError, Report, Reports, ReservingConstraints, Standing, WaitingConstraint,
-};
+use crate::prepare::{self, ConstraintState, PrepareError, Report, Reports, Standing, WaitingConstraint};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
@@ -78,8 +76,6 @@ struct Findings {
     waited_for: HashSet<(String, ObjectId)>,
     /// The labels of constraints, and when their documents were found to violate them.
     violated: HashMap<String, Instant>,
-    /// Writes may be under way that were decided by former definitions of the constraints.
-    is_past_pending: bool,
 }
 
 /// Keeps the constraints enforced for as long as it runs, and shows which are.
@@ -117,7 +113,7 @@ async fn poll(
     let standings = prepare::standings(client, &kept.constraints).await?;
     replaced::note_gone(service, &kept.constraints, &standings);
     // It ends a doubt, without which nothing may be written anywhere, and lists the constraints.
-    note_own(service, membership, kept, &entries, &standings, findings).await?;
+    note_own(service, membership, kept, &entries, &standings).await?;
     if replaced::renew_gone(service, membership, kept, readiness).await? {
         return Ok(());
     }
@@ -225,7 +221,6 @@ async fn note_own(
     kept: &Kept,
     entries: &[RegisterEntry],
     standings: &[Option<Standing>],
-    findings: &mut Findings,
 ) -> Result<(), PrepareError> {
     let own = entries.iter().find(|entry| entry.id == membership.id());
     // Everything that the list took out has ended here before it was applied.
@@ -236,48 +231,21 @@ async fn note_own(
     // The cluster may have lost a definition since, with a dropped database for example.
     let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
     if is_any_unlisted || membership.doubt().is_some() {
-        list_as_they_are(service, membership, kept, findings).await?;
+        list_as_they_are(service, membership, kept).await?;
     }
     Ok(())
 }
 
 /// Makes the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have
 /// changed.
-async fn list_as_they_are(
-    service: &Service,
-    membership: &Membership,
-    kept: &Kept,
-    findings: &mut Findings,
-) -> Result<(), PrepareError> {
+async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kept) -> Result<(), PrepareError> {
     let client = service.upstream.client();
     let doubt = membership.doubt();
     let reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
-    reserve_as_defined(service, &reserving, findings).await?;
     membership.declare([], &reserving.identities(|_| true)).await?;
     reserving.check_unchanged(client, |_| true).await?;
     if let Some(doubt) = doubt {
         membership.confirm(doubt).await?;
-    }
-    Ok(())
-}
-
-/// Makes writes here reserve as the cluster defines the constraints by now. One may have been removed and made anew with another collation
-/// while this Keyward was out of the register. If this is broken off, the next call goes on.
-async fn reserve_as_defined(
-    service: &Service,
-    reserving: &ReservingConstraints,
-    findings: &mut Findings,
-) -> Result<(), StoreError> {
-    if reserving.differs_from(&service.writes.catalog()) {
-        tracing::warn!("constraints were made anew with another definition: this Keyward applies it now");
-        findings.is_past_pending = true;
-        service.writes.change(|catalog| reserving.in_place_of_changed(catalog));
-    }
-    if findings.is_past_pending {
-        let past = service.writes.begin_epoch();
-        let ended = service.writes.await_past(past, Duration::MAX).await;
-        ended.map_err(|_| StoreError::TimedOut(Duration::MAX))?;
-        findings.is_past_pending = false;
     }
     Ok(())
 }

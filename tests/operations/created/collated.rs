@@ -1,8 +1,5 @@
 //! A client's constraint whose collection was dropped past Keyward, and created with other options.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::*;
 
 /// Creates `users` with the default collation that ignores case, sharded over two shards.
@@ -75,43 +72,6 @@ fn a_constraint_outlives_the_default_collation_of_its_collection() {
     for keyward in [&before, &after] {
         assert_eq!(keyward.insert(DATABASE, user(11, "X")), Err(11_000));
     }
-}
-
-/// It stood still until it was out of the register. Meanwhile a client made the constraint anew, and it has yet to read that.
-#[test]
-fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation() {
-    const DATABASE: &str = "created_and_collated_meanwhile";
-    let cluster = Cluster::alone().unwrap();
-    shard_users_of(&cluster, DATABASE);
-    let builder = start_at(&cluster);
-    must(&reply(&builder, DATABASE, &create([unique_email()])));
-    let is_old = Arc::new(AtomicBool::new(false));
-    let shows_old = is_old.clone();
-    let relay = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
-    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri());
-    let late = Keyward::of(&settings).leaving();
-    late.insert(DATABASE, user(1, "former")).unwrap();
-    late.freeze();
-    is_old.store(true, Ordering::SeqCst);
-    let of_late = doc! { "q": { "pid": i64::from(late.pid().as_raw()) }, "limit": 1 };
-    must(
-        &cluster
-            .run("keyward", doc! { "delete": "keywards", "deletes": [of_late] })
-            .unwrap(),
-    );
-    // Past Keyward.
-    cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_collated_users(&cluster, DATABASE);
-    must(&reply(&builder, DATABASE, &create([unique_email()])));
-    assert_eq!(builder.insert(DATABASE, user(10, "x")), Ok(()));
-
-    late.wake();
-    late.until("its entry is gone", || {
-        late.log().contains("the entry in the register of Keywards is gone")
-    });
-    late.until("its next entry", || late.insert(DATABASE, user(12, "y")) == Ok(()));
-    assert_eq!(late.insert(DATABASE, user(11, "X")), Err(11_000));
-    assert_eq!(builder.insert(DATABASE, user(13, "Y")), Err(11_000));
 }
 
 /// As after a Keyward that was killed amid a `drop`: the next insert creates the collection.

@@ -3,8 +3,8 @@
 #
 #     docker build --tag keyward:0.1.0 .
 #
-# Not built where Keyward is tested (there is no Docker engine). There a static program ran in an empty root
-# instead, with /dev and /etc/hosts, which every container has.
+# Without an engine and without another image, deploy/image makes the same image from the program of deploy/release.
+# Where Keyward is tested, that image was built and run; the first stage below was not.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src

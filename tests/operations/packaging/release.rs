@@ -84,9 +84,26 @@ fn the_package_holds_what_the_script_makes_and_what_the_repository_has() {
     assert!(!unit.contains("=/usr/local/bin/"), "the package installs into /usr/bin");
 }
 
+/// `deploy/image` takes the second stage of the Dockerfile, with the program from another place.
+#[test]
+fn the_images_second_stage_needs_the_program_alone() {
+    let dockerfile = read("Dockerfile");
+    let (_, stage) = dockerfile.split_once("\nFROM scratch\n").unwrap();
+    let copied: Vec<&str> = stage.lines().filter(|line| line.starts_with("COPY ")).collect();
+    assert_eq!(copied, ["COPY --from=build /out/keyward /usr/local/bin/keyward"]);
+    assert!(!stage.contains("\nRUN "), "an empty image can run only Keyward");
+    let script = read("deploy/image");
+    assert!(script.contains("'/^FROM scratch/,$ {") && script.contains("COPY keyward /usr/local/bin/keyward"));
+}
+
 #[test]
 fn the_scripts_are_shell() {
-    for (shell, script) in [("bash", "deploy/release"), ("sh", "deploy/debian/postinst")] {
+    let scripts = [
+        ("bash", "deploy/release"),
+        ("bash", "deploy/image"),
+        ("sh", "deploy/debian/postinst"),
+    ];
+    for (shell, script) in scripts {
         let mut check = Command::new(shell);
         let output = check.arg("-n").arg(repository().join(script)).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -387,10 +387,8 @@ async fn leave_behind(trial: &Trial, database: &str) -> (Document, Collection<Do
     let owners_shard = on_shards.iter().position(Vec::is_empty).unwrap();
     let owners_shard = shards[owners_shard].client();
     // The shard deletes the documents of the moved range once more, a moment after the move.
-    let clean = owners_shard
-        .database("admin")
-        .run_command(doc! { "cleanupOrphaned": format!("{database}.users") });
-    clean.await.unwrap();
+    let clean = doc! { "cleanupOrphaned": format!("{database}.users") };
+    owners_shard.database("admin").run_command(clean).await.unwrap();
     let owners_shard = owners_shard.database(database);
     let left_behind = owners_shard.collection("users");
     left_behind

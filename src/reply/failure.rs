@@ -17,8 +17,8 @@ pub struct CommandTerms {
 /// Whether the client would never get the results of the other parts if it got `failed`, the reply of one part that isn't `ok`. The outcome
 /// of `count` statements of the part isn't known otherwise.
 ///
-/// A driver sends a retryable command again if the error has the label, says that the server is no primary any more, or makes it log in
-/// anew. A command that it can't repeat must not fail with such an error: after a login, it would send that again, too. At a client's own time limit, the server fails the whole command, too. If the outcome of
+/// A driver sends a retryable command again if the error has the label, or says that the server is no primary any more. After a login it
+/// sends any command again. One without a number must then not have taken effect in part. At a client's own time limit, the server fails the whole command, too. If the outcome of
 /// several statements is unknown, none of them may be called failed. In every other case Keyward does as a router does: the part's
 /// statements get errors of their own.
 pub fn loses_results(failed: Doc<'_>, count: usize, terms: CommandTerms) -> Result<bool, Malformed> {

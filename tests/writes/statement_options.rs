@@ -62,6 +62,8 @@ fn commands() -> Vec<Document> {
         update(doc! { "q": { "name": "ANN" }, "u": set("b"), "multi": true }),
         update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "n": 1 } }),
         update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "m": 1 } }),
+        update(doc! { "q": { "$expr": { "$eq": ["$n", 2] } }, "u": lower(), "hint": { "n": 1 } }),
+        update(doc! { "q": { "_id": 1, "$expr": { "$eq": ["$n", 3] } }, "u": lower(), "upsert": true }),
         update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "sort": { "n": 1 } }),
         update(
             doc! { "q": { "_id": 1 }, "u": { "$set": { "email": "z", "tags.$[t]": 9 } }, "arrayFilters": [{ "t": 2 }] },

@@ -76,6 +76,25 @@ async fn a_document_that_is_too_deep_frees_its_key() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// The server computes the reply after it has changed the document. In place, the change stayed, and its key was given back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_projection_that_fails_leaves_the_document_as_it_was() {
+    let database = "failed_projection";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let user = |id: i32, email: &str| doc! { "_id": id, "region": "a", "email": email, "n": 0 };
+    send(&keyward.address, database, insert(vec![user(1, "a@x")], true)).unwrap();
+    let modify = doc! {
+        "findAndModify": "users", "query": { "_id": 1, "region": "a" }, "update": { "$set": { "email": "b@x" } },
+        "new": true, "fields": { "q": { "$divide": [1, "$n"] } },
+    };
+    let refused = send(&keyward.address, database, modify).unwrap();
+    assert_eq!(refused.get_i32("code").ok(), Some(2), "{refused}");
+    let reply = send(&keyward.address, database, insert(vec![user(2, "b@x")], true)).unwrap();
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_the_server_cannot_name_whole_is_a_duplicate_all_the_same() {
     let database = "illegible";

@@ -8,7 +8,9 @@ use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
 use crate::both::abandoned::{Abandoned, NOW};
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users, users_on, write_errors};
+use crate::compensating::{
+    EMAIL, PHONE, assert_agreement, insert, keyward, reservations, users, users_on, write_errors,
+};
 use testkit::relay::Relay;
 use testkit::relay::insert_into;
 use testkit::relay::wait_until;
@@ -205,6 +207,48 @@ async fn a_retry_that_waits_too_long_tells_of_its_first_try() {
     }
     drop(held);
     assert_eq!(inserting.join().unwrap().get_i32("n").unwrap(), 3);
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// It has reserved one key anew while it waits for the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_that_waits_too_long_gives_back_what_it_has_reserved() {
+    let database = "waited_with_a_key";
+    let cluster = users(database);
+    let forwarder = Relay::start(cluster.router_address());
+    let constraints = [EMAIL, PHONE].concat().replace("DB", database);
+    let upstream = format!("mongodb://{}/", forwarder.address);
+    let inserter = Keyward::start_with_lease(&upstream, "60s", &constraints);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL, PHONE]);
+    let sent = |command: Document| send(&keyward.address, database, command).unwrap();
+    let with_phone = |id: i32, email: &str, phone: &str| {
+        let mut user = user(id, email);
+        user.insert("phone", phone);
+        insert(vec![user], true)
+    };
+    let retried = retryable(with_phone(1, "first@x", "1"));
+    assert_eq!(sent(retried.clone()).get_i32("n").unwrap(), 1);
+    let changed = doc! { "$set": { "email": "second@x", "phone": "2" } };
+    let update = doc! { "q": { "_id": 1, "region": "a" }, "u": changed };
+    assert_eq!(
+        sent(doc! { "update": "users", "updates": [update] })
+            .get_i32("n")
+            .unwrap(),
+        1
+    );
+    let held = forwarder.hold(&insert_into("users"));
+    let inserting = sending(&inserter, database, with_phone(2, "other@x", "1"));
+    held.wait();
+    let mut again = retried;
+    again.insert("maxTimeMS", 3_000);
+    let again = sent(again);
+    assert_eq!(again.get_i32("n").ok(), Some(1), "{again}");
+    let mut free = with_phone(3, "first@x", "3");
+    free.insert("maxTimeMS", 10_000);
+    let free = sent(free);
+    assert_eq!(free.get_i32("n").ok(), Some(1), "{free}");
+    drop(held);
+    assert_eq!(inserting.join().unwrap().get_i32("n").unwrap(), 1);
     assert_agreement(cluster, database, "email").await;
 }
 

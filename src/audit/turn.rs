@@ -21,7 +21,7 @@ use crate::server::{clock::from_now, code};
 /// The collection, in each protected database.
 pub const COLLECTION: &str = "keyward.audits";
 /// The field with the record. Earlier versions note a token without constraints, in the field `token`. That proves nothing here, and they
-/// don't go on from this record: each version compares all documents if the other one has audited last.
+/// don't go on from this record: they compare all documents. This version goes on from its own last record.
 const RECORD: &str = "record";
 /// How long a turn lasts unless it is renewed.
 const TURN: Duration = Duration::from_secs(30);

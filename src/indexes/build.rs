@@ -142,7 +142,9 @@ async fn publish(
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
     // The list may be gone. Every Keyward is behind a list that is made anew, and ends what the former one had. Without one, some Keywards
     // go on with it, and a wait for them wouldn't end.
-    context.list.change(|list| (list.version == 0).then_some(())).await?;
+    let needs_list = !wanted.entries.is_empty();
+    let make = |list: &mut ClientConstraints| (needs_list && list.version == 0).then_some(());
+    context.list.change(make).await?;
     settle_outdated(context, wanted, indexes.before).await?;
     for effective in &wanted.effective {
         replace_ended_definition(context, wanted, effective, deadline).await?;

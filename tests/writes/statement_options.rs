@@ -205,6 +205,11 @@ async fn chance_decides_once(upstream: &str, database: &str) {
         let reply = run(&client, database, found).await;
         assert!(reply.get_document("value").is_ok(), "{reply}");
     }
+    for n in 0..10 {
+        let statement = doc! { "q": half(), "u": { "$set": { "n": -1 - n } }, "upsert": true };
+        let reply = run(&client, database, doc! { "update": "lots", "updates": [statement] }).await;
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    }
     let update = doc! { "q": half(), "u": add, "multi": true };
     let delete = doc! { "q": half(), "limit": 0 };
     let of_many = [

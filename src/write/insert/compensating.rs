@@ -3,6 +3,8 @@
 //! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
 //! ([`crate::write::lease_left`]). The reply gives the outcome of each.
 
+use std::time::Duration;
+
 use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
 use crate::raw::Doc;
@@ -16,18 +18,16 @@ use crate::write::forward_error::ForwardError;
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 
-/// Inserts `ready`, whose keys are held, within the rest of their lease. A command whose documents have no keys may take
-/// longer.
+/// Inserts `ready`, whose keys are held. It may take `whole`, from when the first of them was reserved.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
-pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
+pub async fn insert(
+    op: &mut WriteOp<'_>,
+    ready: &[&Candidate<'_>],
+    whole: Duration,
+) -> Result<SentDocuments, ForwardError> {
     WriteOp::assert_held(ready.iter().copied());
-    // The command's other documents may hold keys meanwhile.
-    let whole = match ready.len() == op.command.documents.len() {
-        true => op.time_of(ready.iter().copied()),
-        false => op.context.lease(),
-    };
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
     let left = LeaseLeft::new(whole, oldest, op.upstream.may_be_to_router());
     let Some(time) = left.time_to_write(op.client_deadline) else {

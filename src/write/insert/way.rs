@@ -1,6 +1,7 @@
 //! Chooses how an `insert` makes documents and reservations agree: the only place that chooses between the modes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use super::compensating;
 use super::sent_documents::SentDocuments;
@@ -16,7 +17,10 @@ use crate::write::txn::Failure;
 #[derive(Debug)]
 pub enum InsertWay {
     /// Keyward forwards them within the lease of their keys, and releases the keys of documents that the server refuses.
-    Compensating,
+    Compensating {
+        /// How long a forward may take. The slice's other documents may hold keys meanwhile.
+        whole: Duration,
+    },
     /// A transaction inserts them. It takes effect only if their keys are reserved for them then.
     Strict(StrictInsert),
 }
@@ -28,7 +32,9 @@ impl InsertWay {
         let has_keys = candidates.iter().any(|candidate| !candidate.keys.is_empty());
         match op.protected.strategy() {
             Strategy::Strict if has_keys => InsertWay::Strict(StrictInsert::new(op, first)),
-            Strategy::Strict | Strategy::Compensating => InsertWay::Compensating,
+            Strategy::Strict | Strategy::Compensating => InsertWay::Compensating {
+                whole: op.time_of(candidates),
+            },
         }
     }
 
@@ -37,7 +43,7 @@ impl InsertWay {
     pub fn at_once(&self, op: &WriteOp<'_>) -> Option<&StrictInsert> {
         match self {
             InsertWay::Strict(strict) if op.protected.is_on_one_replica_set => Some(strict),
-            InsertWay::Strict(_) | InsertWay::Compensating => None,
+            InsertWay::Strict(_) | InsertWay::Compensating { .. } => None,
         }
     }
 
@@ -47,7 +53,7 @@ impl InsertWay {
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
         match self {
-            InsertWay::Compensating => compensating::insert(op, ready).await,
+            InsertWay::Compensating { whole } => compensating::insert(op, ready, *whole).await,
             // Boxed: its state is several times that of a compensating insert.
             InsertWay::Strict(strict) => Box::pin(strict.insert(op, ready)).await,
         }
@@ -63,7 +69,7 @@ impl InsertWay {
         duplicates: &[&Candidate<'_>],
     ) -> Result<HashSet<usize>, Failure> {
         match self {
-            InsertWay::Compensating => done_before(op, duplicates).await,
+            InsertWay::Compensating { .. } => done_before(op, duplicates).await,
             InsertWay::Strict(strict) => strict.inserted_before(op, duplicates).await,
         }
     }
@@ -72,7 +78,7 @@ impl InsertWay {
     /// of its keys.
     pub fn must_claim_anew(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
-            InsertWay::Compensating => {
+            InsertWay::Compensating { .. } => {
                 candidate.attempt.may_forward() && op.lease_left(candidate.since).is_too_little()
             }
             InsertWay::Strict(_) => false,

@@ -179,7 +179,7 @@ impl Statement<'_> {
 
     /// Whether the `_id`s of the selected documents can stand for the query.
     ///
-    /// The server takes more from the query if the statement names the array element that it matched, has a hint, or is an upsert. Under
+    /// The server takes more from the query if the statement names the array element that it matched, or has a hint. Under
     /// a collation, other `_id`s equal these. And nothing else tells a deleted document without keys from another one at its place.
     fn needs_only_ids(self, protected: &Protected, before: &[DocumentKeys]) -> Result<bool, Malformed> {
         let names_position = match self.update()? {
@@ -187,7 +187,9 @@ impl Statement<'_> {
             None => false,
         };
         let has_hint = self.raw.get("hint")?.is_some_and(|hint| !hint.is_nothing());
-        let takes_more = names_position || names_a_position(self.raw)? || has_hint || self.is_upsert;
+        // The server refuses an expression in an upsert's query.
+        let is_refused = self.is_upsert && self.query()?.unwrap_or(Doc::empty()).mentions(&[b"$expr"])?;
+        let takes_more = names_position || names_a_position(self.raw)? || has_hint || is_refused;
         let is_vague = self.deletes_one()? && before.iter().any(|document| document.keys.is_empty());
         Ok(!takes_more && !is_vague && !self.is_collated(protected)?)
     }

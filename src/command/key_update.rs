@@ -201,7 +201,7 @@ pub fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
 fn computes_fields(raw: Doc<'_>) -> Result<bool, Malformed> {
     let is_name = |field: &Element<'_>| field.as_whole_number().is_some() || field.kind == ElementType::Boolean;
     match raw.nested("fields")? {
-        Some(fields) => fields.any(|field| Ok(!is_name(&field))),
+        Some(fields) => fields.any(|field| Ok(!is_name(field))),
         None => Ok(false),
     }
 }

@@ -43,6 +43,13 @@ pub async fn drop_indexes(
     let answer = upstream.run(body.bytes()).await?;
     let reply = Doc::new(&answer)?;
     let ended = match (reply::is_ok(reply)?, reply::code(reply)?) {
+        // The server keeps an index that begins with the shard key.
+        (true, _) if DroppedIndexes::of(body)? == Some(DroppedIndexes::All) => {
+            match without_index(dropped, &namespace, body, upstream).await? {
+                Some(without_index) => without_index,
+                None => return Ok(Some(IndexRefusal::Unlisted(namespace).error().body())),
+            }
+        }
         (true, _) => dropped,
         // The server has dropped none.
         (false, code) if code == Some(code::INDEX_NOT_FOUND) || has_no_indexes(reply)? => {

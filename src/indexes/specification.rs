@@ -2,9 +2,9 @@
 //!
 //! It does no I/O.
 
-use bson::{Bson, Document};
+use bson::{Bson, Document, RawDocumentBuf};
 
-use crate::constraint::{Constraint, IndexSpec, resolved_collation};
+use crate::constraint::{Constraint, IndexSpec, id_identity, resolved_collation};
 use crate::raw::{Doc, Malformed};
 
 /// The specification that `index` states; none if it lacks a key pattern.
@@ -32,8 +32,22 @@ pub fn is_index_of(specification: &IndexSpec, constraint: &Constraint) -> bool {
     let of_constraint = constraint.spec();
     has_key(&specification.key, constraint)
         && specification.sparse == of_constraint.sparse
-        && specification.partial_filter_expression == of_constraint.partial_filter_expression
+        && is_same_filter(
+            specification.partial_filter_expression.as_ref(),
+            of_constraint.partial_filter_expression.as_ref(),
+        )
         && has_collation(specification, constraint)
+}
+
+/// Whether two partial filters are the same. The types of the numbers don't matter.
+fn is_same_filter(one: Option<&Document>, other: Option<&Document>) -> bool {
+    let identity = |filter: &Document| RawDocumentBuf::try_from(filter).map(|filter| id_identity(&filter.into()));
+    match (one, other) {
+        (Some(one), Some(other)) => {
+            one == other || matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
+        }
+        (one, other) => one == other,
+    }
 }
 
 /// Whether `key` is the key pattern of `constraint`.
@@ -86,6 +100,26 @@ mod tests {
     fn specification(index: Document) -> IndexSpec {
         let index = index.to_vec().unwrap();
         specification_of(Doc::new(&index).unwrap()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_filter_matches_with_other_types_of_numbers() {
+        let index = |filter: Document| doc! { "key": { "a": 1 }, "partialFilterExpression": filter };
+        let made = constraint(index(doc! { "age": { "$gt": 18 }, "$and": [{ "b": 1_i64 }] }));
+        let others = [
+            (doc! { "age": { "$gt": 18_i64 }, "$and": [{ "b": 1.0 }] }, true),
+            (doc! { "age": { "$gt": 18.5 }, "$and": [{ "b": 1 }] }, false),
+            (doc! { "age": { "$gte": 18 }, "$and": [{ "b": 1 }] }, false),
+        ];
+        for (filter, is_same) in others {
+            assert_eq!(
+                is_index_of(&specification(index(filter.clone())), &made),
+                is_same,
+                "{filter}"
+            );
+        }
+        let without = specification(doc! { "key": { "a": 1 } });
+        assert!(!is_index_of(&without, &made));
     }
 
     #[test]

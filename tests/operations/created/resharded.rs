@@ -58,9 +58,17 @@ fn a_constraint_stays_keywards_where_its_field_becomes_the_shard_key() {
     let reshard =
         doc! { "reshardCollection": format!("{DATABASE}.users"), "key": { "email": 1 }, "numInitialChunks": 1 };
     must(&reply(&keyward, "admin", &reshard));
+    let second = doc! { "_id": 2, "region": "z", "email": "x" };
     for _ in 0..2 {
         must(&reply(&keyward, DATABASE, &create([unique_email()])));
-        let second = doc! { "_id": 2, "region": "z", "email": "x" };
-        assert_eq!(keyward.insert(DATABASE, second), Err(11_000));
+        assert_eq!(keyward.insert(DATABASE, second.clone()), Err(11_000));
     }
+    // The server keeps the index that the shard key needs, so the constraint stays with it.
+    must(&reply(
+        &keyward,
+        DATABASE,
+        &doc! { "dropIndexes": "users", "index": "*" },
+    ));
+    assert_eq!(unique_indexes(&keyward, DATABASE), ["email_1"]);
+    assert_eq!(keyward.insert(DATABASE, second), Err(11_000));
 }

@@ -18,9 +18,9 @@ pub struct CommandTerms {
 /// of `count` statements of the part isn't known otherwise.
 ///
 /// A driver sends a retryable command again if the error has the label, or says that the server is no primary any more. After a login it
-/// sends any command again. One without a number must then not have taken effect in part. At a client's own time limit, the server fails the whole command, too. If the outcome of
-/// several statements is unknown, none of them may be called failed. In every other case Keyward does as a router does: the part's
-/// statements get errors of their own.
+/// sends any command again. One without a number must then not have taken effect in part. At a client's own time limit, the server fails
+/// the whole command, too. If the outcome of several statements is unknown, none of them may be called failed. In every other case Keyward
+/// does as a router does: the part's statements get errors of their own.
 pub fn loses_results(failed: Doc<'_>, count: usize, terms: CommandTerms) -> Result<bool, Malformed> {
     let code = code(failed)?.unwrap_or_default();
     let repeats_retryable =

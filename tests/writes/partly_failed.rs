@@ -103,18 +103,24 @@ fn a_slice_of_unknown_outcome_fails_the_command() {
     );
 }
 
-/// The first transaction meets the document whose `_id` exists, the second one inserts those before it, and the third one fails.
-#[test]
-fn a_transaction_that_fails_leaves_the_others_their_results() {
-    let database = "partly_committed";
+/// A Keyward in strict mode, and documents. The first transaction meets the document whose `_id` exists, the second one inserts those before
+/// it, and the third one fails.
+fn failing_third_transaction(database: &'static str) -> (Altering, Keyward, Vec<Document>) {
     let not_primary = doc! {
         "ok": 0.0, "code": 10_107, "codeName": "NotWritablePrimary", "errmsg": "not primary",
         "errorLabels": ["TransientTransactionError"],
     };
-    let (_upstream, keyward) = behind_by("strict", database, "insert", 4, &not_primary);
+    let (upstream, keyward) = behind_by("strict", database, "insert", 4, &not_primary);
     send(&keyward.address, database, insert(vec![user(3)])).unwrap();
     let same_id = doc! { "_id": 3, "region": "z", "email": "other@x" };
-    let reply = send(&keyward.address, database, insert(vec![user(1), same_id, user(5)])).unwrap();
+    (upstream, keyward, vec![user(1), same_id, user(5)])
+}
+
+#[test]
+fn a_transaction_that_fails_leaves_the_others_their_results() {
+    let database = "partly_committed";
+    let (_upstream, keyward, documents) = failing_third_transaction(database);
+    let reply = send(&keyward.address, database, insert(documents)).unwrap();
     assert_eq!(errors(&reply), [(1, 11_000), (2, 10_107)], "{reply}");
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
 }
@@ -123,18 +129,12 @@ fn a_transaction_that_fails_leaves_the_others_their_results() {
 #[test]
 fn a_retryable_insert_of_which_a_transaction_fails_is_sent_again() {
     let database = "partly_committed_twice";
-    let not_primary = doc! {
-        "ok": 0.0, "code": 10_107, "codeName": "NotWritablePrimary", "errmsg": "not primary",
-        "errorLabels": ["TransientTransactionError"],
-    };
-    let (_upstream, keyward) = behind_by("strict", database, "insert", 4, &not_primary);
-    send(&keyward.address, database, insert(vec![user(3)])).unwrap();
-    let same_id = doc! { "_id": 3, "region": "z", "email": "other@x" };
+    let (_upstream, keyward, documents) = failing_third_transaction(database);
     let session = Binary {
         subtype: BinarySubtype::Uuid,
         bytes: vec![7; 16],
     };
-    let mut retryable = insert(vec![user(1), same_id, user(5)]);
+    let mut retryable = insert(documents);
     retryable.extend(doc! { "lsid": { "id": session }, "txnNumber": 1_i64 });
     let reply = send(&keyward.address, database, retryable.clone()).unwrap();
     assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{reply}");

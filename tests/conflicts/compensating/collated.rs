@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, RawBson, doc, rawdoc};
+use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, rawdoc};
 use futures_util::TryStreamExt;
+use keyward::constraint::Key;
 use keyward::namespace::Namespace;
-use keyward::proxy_collection::{Owner, TakenOver};
+use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, TakenOver};
 use keyward::raw::{Builder, Doc};
 use keyward::reservation::{Scope, Token, WriteId};
 use testbed::{Cluster, ReplicaSet};
@@ -236,17 +237,7 @@ async fn an_absent_owners_placeholder_is_deleted_by_the_index_on_ids() {
     let others = (0..200).map(|id| doc! { "_id": format!("other {id}"), "email": id });
     run(&direct, database, insert(others.collect(), true)).await;
     let (proxy, key) = store_through(&direct, database, Duration::from_secs(60));
-    let owner = Owner {
-        id: RawBson::String("gone".to_owned()),
-        route: None,
-    };
-    let token = Token {
-        write: WriteId([1; 16]),
-        position: 0,
-        retry_id: None,
-    };
-    proxy.reserve(&[(&key, &owner, token.into())]).await.unwrap();
-    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    let seen = reserved_for_gone(&proxy, &key, None).await;
     run(&direct, database, doc! { "profile": 2 }).await;
     assert_eq!(proxy.settle_absent(&key, &seen, None).await.unwrap(), TakenOver::Done);
     run(&direct, database, doc! { "profile": 0 }).await;
@@ -255,6 +246,21 @@ async fn an_absent_owners_placeholder_is_deleted_by_the_index_on_ids() {
     let deletes: Vec<Document> = profile.find(deletes).await.unwrap().try_collect().await.unwrap();
     assert_eq!(deletes.len(), 1, "{deletes:?}");
     assert!(deletes[0].get_i32("docsExamined").unwrap() <= 2, "{deletes:?}");
+}
+
+/// The key's reservation, for an owner with the `_id` "gone" that isn't there.
+async fn reserved_for_gone(proxy: &ProxyCollection, key: &Key, route: Option<RawDocumentBuf>) -> Reservation {
+    let owner = Owner {
+        id: RawBson::String("gone".to_owned()),
+        route,
+    };
+    let token = Token {
+        write: WriteId([1; 16]),
+        position: 0,
+        retry_id: None,
+    };
+    proxy.reserve(&[(key, &owner, token.into())]).await.unwrap();
+    proxy.read(&[key]).await.unwrap().remove(0).unwrap()
 }
 
 /// With the default collation, a router finds no shard by text, and would delete the document of another shard, too.
@@ -274,17 +280,7 @@ async fn an_absent_owners_placeholder_is_deleted_on_its_own_shard() {
     let other = doc! { "_id": "gone", "region": "z", "email": "other@x" };
     run(&direct, database, insert(vec![other.clone()], true)).await;
     let (proxy, key) = store_through(&direct, database, Duration::from_secs(60));
-    let owner = Owner {
-        id: RawBson::String("gone".to_owned()),
-        route: Some(rawdoc! { "region": "Z" }),
-    };
-    let token = Token {
-        write: WriteId([1; 16]),
-        position: 0,
-        retry_id: None,
-    };
-    proxy.reserve(&[(&key, &owner, token.into())]).await.unwrap();
-    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    let seen = reserved_for_gone(&proxy, &key, Some(rawdoc! { "region": "Z" })).await;
     assert_eq!(proxy.settle_absent(&key, &seen, None).await.unwrap(), TakenOver::Done);
     let users = direct.database(database).collection::<Document>("users");
     let left: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();

@@ -124,3 +124,18 @@ fn a_constraint_made_anew_waits_for_a_keyward_that_goes_on_with_the_lost_list() 
     must(&sparse(60_000));
     assert_eq!(insert_pair(&slow, DATABASE, 20, "20"), [Ok(()), Err(11_000)]);
 }
+
+/// The file's constraint holds already, so there is nothing to note for other Keywards.
+#[test]
+fn an_index_of_the_files_constraint_needs_no_list() {
+    const DATABASE: &str = "created_without_a_list";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let delete = doc! { "delete": "clientConstraints", "deletes": [{ "q": {}, "limit": 0 }] };
+    must(&cluster.run("keyward", delete).unwrap());
+    let constraint = format!("{{ collection: {DATABASE}.users, key: {{ email: 1 }} }}");
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: [{constraint}]\n", cluster.uri());
+    let keyward = Keyward::of(&settings).leaving();
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    assert_eq!(found(&cluster, "keyward", doc! { "find": "clientConstraints" }), []);
+}

@@ -4,10 +4,14 @@
 //! whether a stream is encrypted; a plain stream pays nothing for it.
 
 use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
@@ -47,10 +51,13 @@ pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
 pub fn split_encrypted(stream: impl Into<TlsStream<TcpStream>>) -> io::Result<(Incoming, Outgoing)> {
     let stream = stream.into();
     set_options(stream.get_ref().0)?;
-    let (read, write) = tokio::io::split(stream);
-    let write = EncryptedHalf { half: write, taken: 0 };
+    let both = Encrypted(Arc::new(Mutex::new(stream)));
+    let write = EncryptedHalf {
+        half: both.clone(),
+        taken: 0,
+    };
     Ok((
-        Incoming::new(Reader::Encrypted(read)),
+        Incoming::new(Reader::Encrypted(both)),
         Outgoing {
             to: Writer::Encrypted(write),
         },
@@ -75,7 +82,49 @@ pub struct Incoming {
 #[derive(Debug)]
 enum Reader {
     Plain(OwnedReadHalf),
-    Encrypted(ReadHalf<TlsStream<TcpStream>>),
+    Encrypted(Encrypted),
+}
+
+/// An encrypted stream that both directions share. tokio's own split would hide the socket.
+#[derive(Debug, Clone)]
+struct Encrypted(Arc<Mutex<TlsStream<TcpStream>>>);
+
+impl Encrypted {
+    fn lock(&self) -> MutexGuard<'_, TlsStream<TcpStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsyncRead for Encrypted {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.lock()).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Encrypted {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.lock()).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.lock()).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.lock().is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.lock()).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.lock()).poll_shutdown(context)
+    }
 }
 
 impl Incoming {
@@ -103,12 +152,27 @@ impl Incoming {
         }
     }
 
+    /// Whether the peer has closed its direction, also if bytes from before still wait. The system is asked, not the runtime: what the
+    /// runtime knows may be as old as a pause of this process.
+    pub fn is_closed_by_peer(&self) -> bool {
+        match &self.from {
+            Reader::Plain(socket) => is_closed_by_peer(socket.as_ref()),
+            Reader::Encrypted(stream) => is_closed_by_peer(stream.lock().get_ref().0),
+        }
+    }
+
     /// Drops the first `count` received bytes, whose message is processed. It releases their memory at once, because
     /// the time of the next read isn't known.
     pub fn consume(&mut self, count: usize) {
         self.inbox.consume(count);
         self.share.shrink(self.inbox.capacity());
     }
+}
+
+fn is_closed_by_peer(socket: &TcpStream) -> bool {
+    let mut asked = [PollFd::new(socket, PollFlags::RDHUP)];
+    // No time to wait. Errors and broken connections are always reported, too.
+    poll(&mut asked, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// The sending direction.
@@ -125,7 +189,7 @@ enum Writer {
 
 #[derive(Debug)]
 struct EncryptedHalf {
-    half: WriteHalf<TlsStream<TcpStream>>,
+    half: Encrypted,
     /// The number of bytes that a cancelled write encrypted before all of them went to the system.
     taken: usize,
 }

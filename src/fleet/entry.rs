@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bson::oid::ObjectId;
 use bson::{Bson, DateTime, Document, doc};
+use rustix::system::uname;
 use serde_json::{Value, json};
 
 use super::EntryTerms;
@@ -53,10 +54,9 @@ pub struct RegisterEntry {
 impl RegisterEntry {
     /// The entry of this process, which writes nowhere yet.
     pub fn of_this_process(address: String, terms: EntryTerms) -> RegisterEntry {
-        let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
         RegisterEntry {
             id: ObjectId::new(),
-            host: host.unwrap_or_default(),
+            host: uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             address,
             version: env!("CARGO_PKG_VERSION").to_owned(),

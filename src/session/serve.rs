@@ -68,6 +68,10 @@ impl Session {
             Err(rejection) => return Err(rejection.into()),
         };
         let context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
+        // The message may have waited while this process stood still. Its retry may have been refused elsewhere meanwhile.
+        if context.is_retryable_write() && self.client_in.is_closed_by_peer() {
+            return Err(End::ClientClosed);
+        }
         self.in_transaction = context.leaves_transaction();
         note_transaction(&context, &self.service, self.replies.is_authenticated());
         self.client_span.note(&request, &context);

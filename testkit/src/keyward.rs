@@ -358,9 +358,17 @@ impl Keyward {
         self.child.wait().unwrap();
     }
 
-    /// Stops it where it stands (`SIGSTOP`), until [`Keyward::wake`].
+    /// Stops it where it stands (`SIGSTOP`), until [`Keyward::wake`]. All of its threads stand still then.
     pub fn freeze(&self) {
         self.send(Signal::SIGSTOP);
+        self.until("it stands still", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+            // The state follows the name, which is in parentheses.
+            threads.flatten().all(|thread| {
+                let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+            })
+        });
     }
 
     /// Lets it go on.

@@ -9,7 +9,7 @@ use crate::trial::{assert_agreement, insert, keyward, write_errors};
 use testkit::relay::Relay;
 use testkit::relay::insert_into;
 use testkit::relay::wait_until;
-use testkit::wire::send;
+use testkit::wire::{Connection, send};
 use testkit::{Keyward, comparable, natively_unique, on_each_shard};
 
 fn user(id: i32, email: &str) -> Document {
@@ -251,7 +251,35 @@ async fn lost_on_the_way_to_keyward_and_sent_again_to_another_keyward(strategy: 
     lose_and_retry(strategy, cluster, database, &first.address, &other.address, &forwarder).await;
 }
 
+/// A Keyward stands still with an unread insert. Its client leaves, and sends the insert again through another Keyward, which refuses it.
+/// After that the key becomes free. A late first try would bring a document that its client counts as refused.
+async fn a_first_try_is_not_begun_after_its_client_has_left(strategy: Strategy) {
+    let database = strategy.database("left_unread");
+    let cluster = strategy.users(database);
+    let still = keyward(cluster, database, "60s", &[strategy.email()]);
+    let other = keyward(cluster, database, "60s", &[strategy.email()]);
+    let run = |command: Document| send(&other.address, database, command).unwrap();
+    assert_eq!(run(insert(vec![user(1, "a@x")], true)).get_i32("n").unwrap(), 1);
+    let first = retryable(insert(vec![user(2, "a@x")], true), 1);
+    let mut client = Connection::greeted(&still.address);
+    let ended = still.metric("keyward_client_connections_closed_total");
+    still.freeze();
+    client.send(database, &first).unwrap();
+    drop(client);
+    assert_eq!(write_errors(&run(first)), [(0, 11000)]);
+    let freeing = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "z" }, "limit": 1 }] };
+    assert_eq!(run(freeing).get_i32("n").unwrap(), 1);
+    still.wake();
+    still.until("the client's connection has ended", || {
+        still.metric("keyward_client_connections_closed_total") > ended
+    });
+    let none: [Document; 0] = [];
+    assert_eq!(on_each_shard(cluster.shards(), database, "users").await.concat(), none);
+    assert_agreement(cluster, database, "email").await;
+}
+
 on_both_strategies! {
+    a_first_try_is_not_begun_after_its_client_has_left;
     a_retry_of_what_has_changed_since_is_answered_from_memory;
     a_retryable_statement_goes_one_way_or_none;
     lost_on_the_way_to_the_client_and_sent_again_to_the_same_keyward;

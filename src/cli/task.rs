@@ -7,10 +7,11 @@ use tokio::runtime::Runtime;
 
 use super::failure::CliFailure;
 use super::{ConfigFile, OneCollection};
-use crate::client_constraints::ClientConstraintStore;
+use crate::client_constraints::{ClientConstraintStore, FoundList};
 use crate::config::Config;
 use crate::constraint::Constraint;
 use crate::instance::StartError;
+use crate::known_constraints;
 use crate::metrics::Metrics;
 use crate::prepare;
 use crate::telemetry;
@@ -46,6 +47,13 @@ impl Task {
     pub(super) async fn constraints(&self, client: &Client) -> Result<Vec<Arc<Constraint>>, CliFailure> {
         let found = ClientConstraintStore::of_deployment(client).await;
         let found = found.map_err(|error| StartError::Prepare(error.into()))?;
+        if matches!(found, FoundList::Unreadable) {
+            let hidden = known_constraints::defined_for_clients(client).await;
+            let hidden = hidden.map_err(|error| StartError::Prepare(error.into()))?;
+            if !hidden.is_empty() {
+                return Err(CliFailure::Hidden(hidden));
+            }
+        }
         self.meant(found.into_parts().1.with(&self.config.constraints))
     }
 

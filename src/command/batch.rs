@@ -241,7 +241,7 @@ fn number(element: &Element<'_>) -> Option<f64> {
     }
 }
 
-/// Whether a write concern asks for no acknowledgement.
+/// Whether a write concern asks for no acknowledgement. One that asks for the journal is acknowledged whatever its `w` is.
 ///
 /// # Errors
 /// [`WriteRefusal`] if it isn't BSON.
@@ -252,6 +252,12 @@ pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Wri
     let Some(write_concern) = write_concern.as_document_or_array().map_err(malformed)? else {
         return Ok(false);
     };
+    for name in ["j", "fsync"] {
+        let asked = write_concern.get(name).map_err(malformed)?;
+        if asked.is_some_and(|asked| asked.is_truthy()) {
+            return Ok(false);
+        }
+    }
     let w = write_concern.get("w").map_err(malformed)?;
     // The server truncates a fraction.
     Ok(w.and_then(|w| number(&w)).is_some_and(|w| w.trunc() == 0.0))

@@ -14,15 +14,15 @@ use crate::wire::OpMsg;
 enum Holds {
     Text,
     Boolean,
-    /// A boolean, or a number that the server accepts as one.
+    /// A boolean, or a number that the server accepts as one: not NaN.
     Flag,
     Number,
     Int,
     Long,
     Document,
-    Array,
+    Documents,
     Ints,
-    DocumentOrArray,
+    DocumentOrDocuments,
     DocumentOrText,
     /// Zero or one.
     Limit,
@@ -69,7 +69,7 @@ const OF_A_BATCH: Fields = &[
 
 const OF_FIND_AND_MODIFY: Fields = &[
     ("query", Holds::Document),
-    ("update", Holds::DocumentOrArray),
+    ("update", Holds::DocumentOrDocuments),
     ("remove", Holds::Flag),
     ("new", Holds::Flag),
     ("upsert", Holds::Flag),
@@ -77,23 +77,23 @@ const OF_FIND_AND_MODIFY: Fields = &[
     ("sort", Holds::Document),
     ("hint", Holds::DocumentOrText),
     ("collation", Holds::Document),
-    ("arrayFilters", Holds::Array),
+    ("arrayFilters", Holds::Documents),
     ("let", Holds::Document),
     ("bypassDocumentValidation", Holds::Flag),
     ("stmtId", Holds::Int),
 ];
 
+/// Servers before 8.0 refuse `sort`, with the whole batch. So Keyward asks about it.
 const OF_AN_UPDATE: Fields = &[
     ("q", Holds::Document),
-    ("u", Holds::DocumentOrArray),
+    ("u", Holds::DocumentOrDocuments),
     ("c", Holds::Document),
     ("multi", Holds::Flag),
     ("upsert", Holds::Flag),
     ("upsertSupplied", Holds::Flag),
-    ("arrayFilters", Holds::Array),
+    ("arrayFilters", Holds::Documents),
     ("collation", Holds::Document),
     ("hint", Holds::DocumentOrText),
-    ("sort", Holds::Document),
 ];
 
 const OF_A_DELETE: Fields = &[
@@ -241,19 +241,19 @@ impl Holds {
         Ok(match self {
             Holds::Text => kind == ElementType::String,
             Holds::Boolean => kind == ElementType::Boolean,
-            Holds::Flag => kind == ElementType::Boolean || is_number(kind),
+            Holds::Flag => kind == ElementType::Boolean || is_number(kind) && !is_nan(field),
             Holds::Number => is_number(kind),
             Holds::Int => kind == ElementType::Int32,
             Holds::Long => is_transaction_number(field),
             Holds::Document => kind == ElementType::EmbeddedDocument,
-            Holds::Array => kind == ElementType::Array,
+            Holds::Documents => is_of_documents(field)?,
             Holds::Ints => match field.as_document_or_array()? {
                 Some(numbers) if kind == ElementType::Array => {
                     numbers.all(|number| Ok(number.kind == ElementType::Int32))?
                 }
                 _ => false,
             },
-            Holds::DocumentOrArray => matches!(kind, ElementType::EmbeddedDocument | ElementType::Array),
+            Holds::DocumentOrDocuments => kind == ElementType::EmbeddedDocument || is_of_documents(field)?,
             Holds::DocumentOrText => matches!(kind, ElementType::EmbeddedDocument | ElementType::String),
             Holds::Limit => is_number(kind) && matches!(field.as_whole_number(), Some(0 | 1)),
             Holds::ApiVersion => field.as_str() == Some("1"),
@@ -308,6 +308,11 @@ pub fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
         position += 1;
         Ok(is_next && document.kind == ElementType::EmbeddedDocument)
     })
+}
+
+fn is_nan(field: &Element<'_>) -> bool {
+    let bytes = field.value.try_into();
+    field.kind == ElementType::Double && bytes.is_ok_and(|bytes| f64::from_le_bytes(bytes).is_nan())
 }
 
 fn is_number(kind: ElementType) -> bool {

@@ -9,11 +9,11 @@ mod strategy;
 
 use std::collections::BTreeSet;
 
-use bson::Document;
 use bson::oid::ObjectId;
+use bson::{Bson, Document};
 use mongodb::Client;
 
-use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraintStore, ClientConstraints};
+use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraintStore, ClientConstraints, FoundList};
 use crate::constraint::{ConstraintName, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::{Namespace, OF_MONGODB};
@@ -112,12 +112,9 @@ fn strategy_in_file(stored: String) -> String {
 /// All constraints that the deployment of `client` knows, by collection and name: those with a definition, and those of clients that no
 /// Keyward has defined yet.
 pub async fn known_constraints(client: &Client) -> Result<Vec<KnownConstraint>, StoreError> {
-    let list = clients_list(client).await?;
+    let list = ClientConstraintStore::of_deployment(client).await?.into_parts().1;
     let entries = Register::of(client).recent().await?;
-    // Also without the privilege to list all databases: then the server names those that the user has privileges on.
-    let names = answered(client.list_database_names().into_future()).await?;
-    let mut databases: BTreeSet<String> = names.into_iter().collect();
-    databases.retain(|name| !OF_MONGODB.contains(&name.as_str()));
+    let mut databases = databases(client).await?;
     let of_clients = list.constraints.iter();
     databases.extend(of_clients.map(|entry| entry.constraint.namespace().database.clone()));
     let mut known = Vec::new();
@@ -151,9 +148,39 @@ pub async fn known_constraints(client: &Client) -> Result<Vec<KnownConstraint>, 
     Ok(known)
 }
 
+/// The databases of applications.
+async fn databases(client: &Client) -> Result<BTreeSet<String>, StoreError> {
+    // Also without the privilege to list all databases: then the server names those that the user has privileges on.
+    let names = answered(client.list_database_names().into_future()).await?;
+    Ok(names
+        .into_iter()
+        .filter(|name| !OF_MONGODB.contains(&name.as_str()))
+        .collect())
+}
+
+/// The constraints of clients by their definitions alone, for a user who may not read the list. One that no Keyward has defined yet isn't
+/// among them.
+pub async fn defined_for_clients(client: &Client) -> Result<Vec<ConstraintName>, StoreError> {
+    let mut names = Vec::new();
+    for database in databases(client).await? {
+        let definitions = prepare::known_definitions(client, &database).await?;
+        // If the client has dropped it since, the field is only `true`.
+        let of_clients = definitions
+            .iter()
+            .filter(|one| matches!(one.of_client, Some(Bson::ObjectId(_))));
+        names.extend(of_clients.map(KnownDefinition::full_name));
+    }
+    Ok(names)
+}
+
 /// The list of clients' constraints; empty where Keywards follow none.
-async fn clients_list(client: &Client) -> Result<ClientConstraints, StoreError> {
-    Ok(ClientConstraintStore::of_deployment(client).await?.into_parts().1)
+async fn clients_list(client: &Client) -> Result<ClientConstraints, ChangeRefusal> {
+    match ClientConstraintStore::of_deployment(client).await? {
+        FoundList::There(_, list) => Ok(list),
+        FoundList::None => Ok(ClientConstraints::default()),
+        // A client may need the constraint.
+        FoundList::Unreadable => Err(ChangeRefusal::MayNotReadList),
+    }
 }
 
 /// The Keywards that are in the way of a change to the constraints with these identities.

@@ -47,6 +47,12 @@ pub enum ChangeRefusal {
         "the user in `upstream` lacks dropCollection on {0}; grant it, or name a configuration file with another user by `--config`"
     )]
     MayNotDrop(Namespace),
+    /// The user may not read the list of clients' constraints.
+    #[error(
+        "the user in `upstream` may not read keyward.clientConstraints, so a client may need the constraint; grant find on it, or name a \
+         configuration file with another user by `--config`"
+    )]
+    MayNotReadList,
     /// A removal of the constraint is under way.
     #[error(
         "unique constraint {0} is being removed; run `keyward constraints remove {namespace} {name}` to the end first",

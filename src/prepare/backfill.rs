@@ -70,7 +70,9 @@ pub(super) async fn backfill(
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
     let mut progress = Progress::start("backfilling", what, done, reached.of);
+    let moment = proxy.confirmed_moment().await?;
     let all = proxy.all_documents(reached.after.clone(), BATCH, &protected.shard_key);
+    let all = all.by_majority(moment);
     let batches = stream::try_unfold(all, |mut all| async move {
         let batch = all.next().await?;
         Ok::<_, StoreError>(batch.map(|batch| (batch, all)))

@@ -242,6 +242,8 @@ impl Definitions {
     ///
     /// It isn't if `backfill_epoch` is over. Another Keyward may have reported duplicates, and backfilled documents may
     /// have been changed since. Or a Keyward that doesn't reserve may have begun to write.
+    ///
+    /// If the fleet has enforced the constraint in this epoch meanwhile, a backfill beside it leaves that so.
     pub(super) async fn complete(
         &self,
         constraint: &Constraint,
@@ -257,6 +259,13 @@ impl Definitions {
             doc! { "state": ConstraintState::Enforced.name() },
         ];
         filter.insert("$or", or);
+        let mut enforced = id(constraint);
+        enforced.extend(doc! {
+            BACKFILL_EPOCH_FIELD: backfill_epoch, "state": ConstraintState::Enforced.name(), ENFORCED_IN: backfill_epoch,
+        });
+        if now == ConstraintState::Backfilled {
+            filter.insert("$nor", [&enforced]);
+        }
         let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
         if now == ConstraintState::Enforced {
             set.insert(ENFORCED_IN, backfill_epoch);
@@ -266,6 +275,10 @@ impl Definitions {
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
         let updated = answered(update.into_future()).await?;
+        if updated.matched_count == 0 && now == ConstraintState::Backfilled {
+            let found = answered(self.collection.find_one(enforced).into_future()).await?;
+            return Ok(found.is_some());
+        }
         Ok(updated.matched_count == 1)
     }
 

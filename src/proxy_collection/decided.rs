@@ -1,4 +1,4 @@
-//! Reads reservations after prepared, undecided transactions are decided.
+//! Reads reservations after prepared, undecided transactions are decided, and finds moments after which a majority has all earlier writes.
 //!
 //! All other reads ignore these transactions and see the state before them.
 //!
@@ -37,6 +37,20 @@ impl ProxyCollection {
         };
         self.database.run_raw_command(command).await?;
         Ok(())
+    }
+
+    /// A moment by which a majority has every write to the protected collection from before now. It waits for that majority, without a time
+    /// limit.
+    ///
+    /// The read reaches each shard with documents of the collection, and each waits for a majority of its own.
+    pub async fn confirmed_moment(&self) -> Result<Timestamp, StoreError> {
+        let command = rawdoc! {
+            "find": self.protected.name(), "projection": { "_id": 1 }, "limit": 1, "singleBatch": true,
+            "readConcern": { "level": "linearizable" },
+        };
+        let reply = self.database.run_raw_command(command).await?;
+        let operation = reply.get_timestamp("operationTime").ok();
+        operation.ok_or(StoreError::Unexpected("the time of a linearizable read"))
     }
 
     /// Reads the reservations of `keys`, in no order, after prepared transactions that have written under these keys are

@@ -4,11 +4,11 @@
 //! moved chunks.
 
 use bson::spec::ElementType;
-use bson::{Document, RawBson, RawDocumentBuf, cstr, doc};
+use bson::{Document, RawBson, RawDocumentBuf, Timestamp, cstr, doc, rawdoc};
 use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
-use super::find::{as_a_write_sees, documents_of};
+use super::find::documents_of;
 use super::time_out::{answered, within};
 use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
@@ -29,6 +29,7 @@ impl ProxyCollection {
             shard_key,
             size: batch,
             after,
+            concern: rawdoc! { "level": "local" },
             cursor: None,
         }
     }
@@ -54,10 +55,19 @@ pub struct AllDocuments<'p> {
     shard_key: &'p [String],
     size: i32,
     after: Option<RawBson>,
+    concern: RawDocumentBuf,
     cursor: Option<RawBatchCursor>,
 }
 
-impl AllDocuments<'_> {
+impl<'p> AllDocuments<'p> {
+    /// Reads what a majority has, as of `moment` or later. No failover undoes what this walk has read. A primary alone may show a deletion
+    /// that is undone: its document would be missed.
+    #[must_use]
+    pub fn by_majority(self, moment: Timestamp) -> AllDocuments<'p> {
+        let concern = rawdoc! { "level": "majority", "afterClusterTime": moment };
+        AllDocuments { concern, ..self }
+    }
+
     /// Returns the next batch and its last `_id`; `None` after the last batch.
     pub async fn next(&mut self) -> Result<Option<(Vec<RawDocumentBuf>, RawBson)>, StoreError> {
         loop {
@@ -91,19 +101,18 @@ impl AllDocuments<'_> {
             return Ok(None);
         };
         command.append(cstr!("projection"), self.proxy.projection_of_existing(self.shard_key)?);
+        command.append(cstr!("readConcern"), self.concern.clone());
         let size = u32::try_from(self.size).unwrap_or(u32::MAX);
-        let cursor = self
-            .proxy
-            .database
-            .run_raw_cursor_command(as_a_write_sees(command))
-            .batch_size(size);
+        let cursor = self.proxy.database.run_raw_cursor_command(command).batch_size(size);
         within(self.proxy.limit, cursor.batch()).await.map(Some)
     }
 
     /// Adds the documents with this `_id` on other shards: a walk that goes on after this `_id` doesn't meet them.
     async fn add_same_id(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
-            let mut documents_of_same_id = self.proxy.documents_of_same_id(id, self.shard_key).await?;
+            let mut command = self.proxy.find_same_id(id, self.shard_key)?;
+            command.append(cstr!("readConcern"), self.concern.clone());
+            let mut documents_of_same_id = self.proxy.find(command).await?;
             let is_read = |same_id: &RawDocumentBuf| {
                 let is_same = |read: &RawDocumentBuf| read == same_id || first_fields(read) == first_fields(same_id);
                 documents.iter().rev().any(is_same)

@@ -52,6 +52,7 @@ use crate::traces::{ProxyRequest, asking};
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
+pub use documents::AllDocuments;
 use expected::{ExpectedCollection, UUID_FIELD};
 pub use expected::{Refused, uuid_of};
 pub use filter::key_filter;

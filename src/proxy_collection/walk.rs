@@ -91,11 +91,15 @@ impl ProxyCollection {
         id: &RawBson,
         shard_key: &[String],
     ) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let command = rawdoc! {
+        self.find(self.find_same_id(id, shard_key)?).await
+    }
+
+    /// The command for that.
+    pub(super) fn find_same_id(&self, id: &RawBson, shard_key: &[String]) -> Result<RawDocumentBuf, StoreError> {
+        Ok(rawdoc! {
             "find": self.protected.name(), "filter": { "_id": equal_to(id.clone()) },
             "projection": self.projection_of_existing(shard_key)?,
-        };
-        self.find(command).await
+        })
     }
 
     /// The approximate numbers of documents and of reservations.

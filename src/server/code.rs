@@ -65,11 +65,13 @@ codes! {
     FAILED_TO_SATISFY_READ_PREFERENCE = 133 "FailedToSatisfyReadPreference";
     SSL_HANDSHAKE_FAILED = 141 "SSLHandshakeFailed";
     EXCEEDED_MEMORY_LIMIT = 146 "ExceededMemoryLimit";
+    MAX_STALENESS_OUT_OF_RANGE = 160 "MaxStalenessOutOfRange";
     INCOMPATIBLE_COLLATION_VERSION = 161 "IncompatibleCollationVersion";
     COMMAND_NOT_SUPPORTED_ON_VIEW = 166 "CommandNotSupportedOnView";
     CANNOT_INDEX_PARALLEL_ARRAYS = 171 "CannotIndexParallelArrays";
     PRIMARY_STEPPED_DOWN = 189 "PrimarySteppedDown";
     INVALID_INDEX_SPECIFICATION_OPTION = 197 "InvalidIndexSpecificationOption";
+    CLUSTER_TIME_FAILS_RATE_LIMITER = 205 "ClusterTimeFailsRateLimiter";
     NO_SUCH_SESSION = 206 "NoSuchSession";
     INCOMPLETE_TRANSACTION_HISTORY = 217 "IncompleteTransactionHistory";
     QUERY_FEATURE_NOT_ALLOWED = 224 "QueryFeatureNotAllowed";
@@ -133,6 +135,8 @@ codes! {
     /// A message is too short for its checksum.
     NO_ROOM_FOR_CHECKSUM = 51_252;
     CONFIG_SERVER_UNREACHABLE = 56_846 "ConfigServerUnreachable";
+    /// A command has `apiStrict` or `apiDeprecationErrors`, but no `apiVersion`.
+    API_PARAMETERS_WITHOUT_VERSION = 4_886_600;
     /// A filter has `$near` where the server does not allow it.
     NEAR_NOT_ALLOWED = 5_626_500;
     /// A read has a legacy op code.

@@ -47,7 +47,8 @@ pub fn of_decided_transaction(code: i32) -> bool {
     )
 }
 
-const REFUSED_BEFORE_EXECUTION: [i32; 21] = [
+/// After [`code::TRANSACTION_TOO_OLD`], an earlier try of the same statement may have taken effect. This one never does.
+const REFUSED_BEFORE_EXECUTION: [i32; 25] = [
     code::BAD_VALUE,
     code::FAILED_TO_PARSE,
     code::UNAUTHORIZED,
@@ -61,7 +62,10 @@ const REFUSED_BEFORE_EXECUTION: [i32; 21] = [
     code::INVALID_OPTIONS,
     code::INVALID_NAMESPACE,
     code::COMMAND_NOT_SUPPORTED,
+    code::MAX_STALENESS_OUT_OF_RANGE,
     code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+    code::CLUSTER_TIME_FAILS_RATE_LIMITER,
+    code::TRANSACTION_TOO_OLD,
     code::API_VERSION_ERROR,
     code::API_STRICT_ERROR,
     code::API_DEPRECATION_ERROR,
@@ -69,10 +73,11 @@ const REFUSED_BEFORE_EXECUTION: [i32; 21] = [
     code::DUPLICATE_FIELD,
     code::MISSING_FIELD,
     code::UNKNOWN_FIELD,
+    code::API_PARAMETERS_WITHOUT_VERSION,
 ];
 
 /// Codes below 10000 with which the server refuses a single document.
-const REFUSED_DOCUMENT: [i32; 25] = [
+const REFUSED_DOCUMENT: [i32; 27] = [
     code::BAD_VALUE,
     code::FAILED_TO_PARSE,
     code::UNAUTHORIZED,
@@ -98,6 +103,8 @@ const REFUSED_DOCUMENT: [i32; 25] = [
     code::DOCUMENT_VALIDATION_FAILURE,
     code::COMMAND_NOT_SUPPORTED_ON_VIEW,
     code::CANNOT_INDEX_PARALLEL_ARRAYS,
+    code::TRANSACTION_TOO_OLD,
+    code::COLLECTION_UUID_MISMATCH,
 ];
 
 /// Codes from 10000 on that prove nothing about the document.

@@ -257,6 +257,53 @@ fn a_clients_constraint_ends_by_drop_indexes_and_what_it_leaves_can_be_removed()
     assert_eq!(listed(&upstream, database), None);
 }
 
+/// Such a user sees an empty list. All Keywards are stopped, so nothing else would keep the constraint.
+#[test]
+fn who_may_not_read_the_list_of_clients_constraints_neither_removes_nor_verifies() {
+    let cluster = Cluster::alone().unwrap();
+    let (database, upstream) = ("known_unread", cluster.uri());
+    let namespace = format!("{database}.users");
+    shard_on_two(&cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = Keyward::of(&settings(&upstream, "[]"));
+    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
+    keyward
+        .run(database, doc! { "createIndexes": "users", "indexes": [index] })
+        .unwrap();
+    keyward.stop();
+    let unread = doc! { "failCommands": ["find"], "namespace": "keyward.clientConstraints", "errorCode": 13,
+    "failInternalCommands": true };
+    let unread = cluster
+        .shards()
+        .iter()
+        .map(|shard| shard.fail_point("failCommand", "alwaysOn", unread.clone()).unwrap());
+    let unread: Vec<_> = unread.collect();
+    for arguments in [
+        &["remove", &namespace, "email_1"][..],
+        &["strategy", &namespace, "email_1", "strict"],
+    ] {
+        let (code, refused) = run(&upstream, arguments);
+        assert_eq!(code, Some(1), "{refused}");
+        assert!(refused.contains("may not read keyward.clientConstraints"), "{refused}");
+    }
+    let verify = || {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keyward.yaml");
+        std::fs::write(&file, format!("upstream: {upstream}\nconstraints: []\n")).unwrap();
+        let mut verify = Command::new(env!("CARGO_BIN_EXE_keyward"));
+        said(&verify.args(["verify", "--config"]).arg(file).output().unwrap())
+    };
+    let (code, refused) = verify();
+    assert_eq!(code, Some(2), "{refused}");
+    assert!(
+        refused.contains(&format!("clients made constraints here (email_1 on {namespace})")),
+        "{refused}"
+    );
+    drop(unread);
+    let (code, verified) = verify();
+    assert_eq!(code, Some(0), "{verified}");
+    assert_eq!(listed(&upstream, database).unwrap()["madeBy"], "client");
+}
+
 #[test]
 fn the_strategy_changes_only_while_no_keyward_writes_with_the_other_one() {
     let (database, upstream) = ("known_strategy", CLUSTER.uri());

@@ -21,6 +21,7 @@ mod protected_insert;
 mod proxy_layout;
 mod refusals;
 mod refused_statement;
+mod refused_whole;
 mod routed;
 mod statement_options;
 mod time_limit;

@@ -92,6 +92,16 @@ fn what_drivers_send_costs_nothing() {
 #[test]
 fn what_no_driver_sends_is_seen() {
     let delete = |statement: Document| has_driver_shape(DELETE, &doc! { "delete": "c", "deletes": [statement] }, None);
+    let update = |more: Document| {
+        let mut statement = doc! { "q": {}, "u": { "$set": { "a": 1 } } };
+        statement.extend(more);
+        has_driver_shape(UPDATE, &doc! { "update": "c", "updates": [statement] }, None)
+    };
+    assert!(update(doc! { "arrayFilters": [{ "x": 1 }], "multi": 1.0 }));
+    assert!(!update(doc! { "arrayFilters": [5] }));
+    assert!(!update(doc! { "u": [5] }));
+    assert!(!update(doc! { "multi": f64::NAN }));
+    assert!(!update(doc! { "sort": { "a": 1 } }));
     assert!(delete(doc! { "q": {}, "limit": 1 }));
     assert!(!delete(doc! { "limit": 1 }));
     assert!(!delete(doc! { "q": 1, "limit": 1 }));

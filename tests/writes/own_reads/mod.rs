@@ -6,6 +6,7 @@
 mod orphans;
 pub mod recorder;
 mod stated;
+mod undone;
 
 /// Both strategies, as a constraint's YAML names them.
 const STRATEGIES: [&str; 2] = ["compensating", "transaction"];

@@ -1,0 +1,181 @@
+//! Commands that a server refuses as a whole, or for sure: nothing of them takes effect, and no key stays reserved for them. The judge is
+//! a native unique index.
+
+use bson::oid::ObjectId;
+use bson::{Binary, Document, Timestamp, Uuid, doc, spec::BinarySubtype};
+use testbed::ReplicaSet;
+use testkit::Keyward;
+use testkit::wire::send;
+
+/// `users` with a native unique index, and `users` of another database behind a Keyward, both with the same two documents.
+struct Both {
+    native: String,
+    keyward: Keyward,
+    database: String,
+}
+
+impl Both {
+    fn start(database: &str, strategy: &str) -> Both {
+        let set = ReplicaSet::shared();
+        let database = format!("{database}_{strategy}");
+        let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: {strategy} }}\n");
+        let both = Both {
+            native: set.primary().unwrap().address(),
+            keyward: Keyward::start_with_lease(&set.uri(), "60s", &constraint),
+            database,
+        };
+        let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
+        let made = both.natively(&doc! { "createIndexes": "users", "indexes": [index] });
+        assert!(!made.contains_key("errmsg"), "{made}");
+        for reply in both.run(&doc! { "insert": "users", "documents": [user(1, "one"), user(2, "two")] }) {
+            assert_eq!(reply.get_i32("n").ok(), Some(2), "{reply}");
+        }
+        both
+    }
+
+    fn natively(&self, command: &Document) -> Document {
+        let database = format!("{}_native", self.database);
+        send(&self.native, &database, command.clone()).unwrap()
+    }
+
+    fn through_keyward(&self, command: &Document) -> Document {
+        send(&self.keyward.address, &self.database, command.clone()).unwrap()
+    }
+
+    fn run(&self, command: &Document) -> [Document; 2] {
+        [self.natively(command), self.through_keyward(command)]
+    }
+
+    /// The documents on either side.
+    fn documents(&self) -> [Document; 2] {
+        let all = doc! { "find": "users", "sort": { "_id": 1 } };
+        self.run(&all)
+            .map(|reply| doc! { "all": reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap() })
+    }
+}
+
+fn user(id: i32, email: &str) -> Document {
+    doc! { "_id": id, "email": email }
+}
+
+/// The parts of a reply that tell what took effect.
+fn effects(reply: &Document) -> Document {
+    let shown = ["ok", "n", "nModified", "code", "codeName", "writeErrors"];
+    let shown = reply.iter().filter(|(name, _)| shown.contains(&name.as_str()));
+    let mut shown: Document = shown.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if let Ok(errors) = shown.get_array("writeErrors") {
+        let codes: Vec<_> = errors
+            .iter()
+            .map(|error| error.as_document().unwrap().get("code").cloned())
+            .collect();
+        shown.insert("writeErrors", codes);
+    }
+    shown
+}
+
+fn a_part_that_no_server_parses_refuses_the_batch(strategy: &str) {
+    let both = Both::start("refused_whole", strategy);
+    let first = doc! { "q": { "_id": 1 }, "u": { "$set": { "email": "changed" } } };
+    for odd in [
+        doc! { "sort": { "_id": 1 } },
+        doc! { "arrayFilters": [5] },
+        doc! { "u": [5] },
+        doc! { "multi": f64::NAN },
+    ] {
+        let mut second = doc! { "q": { "_id": 2 }, "u": { "$set": { "email": "too" } } };
+        second.extend(odd.clone());
+        let [native, reply] = both.run(&doc! { "update": "users", "updates": [first.clone(), second] });
+        assert!(native.contains_key("code"), "{odd}: {native}");
+        assert_eq!(effects(&reply), effects(&native), "{odd}");
+        let [native, documents] = both.documents();
+        assert_eq!(documents, native, "{odd}");
+    }
+}
+
+#[test]
+fn a_part_that_no_server_parses_refuses_the_batch_compensating() {
+    a_part_that_no_server_parses_refuses_the_batch("compensating");
+}
+
+#[test]
+fn a_part_that_no_server_parses_refuses_the_batch_strictly() {
+    a_part_that_no_server_parses_refuses_the_batch("strict");
+}
+
+/// The lease is longer than the other client waits.
+#[test]
+fn a_definite_refusal_gives_the_key_back() {
+    let both = Both::start("refused_for_sure", "compensating");
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let subtype = BinarySubtype::Uuid;
+    let session = doc! { "id": Binary { subtype, bytes } };
+    let numbered = |number: i64| doc! { "lsid": session.clone(), "txnNumber": number };
+    let mut latest = doc! { "insert": "users", "documents": [user(3, "three")] };
+    latest.extend(numbered(9));
+    for reply in both.run(&latest) {
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    }
+    let ahead = doc! { "clusterTime": Timestamp { time: u32::MAX / 2, increment: 1 }, "signature": {
+        "hash": Binary { subtype: BinarySubtype::Generic, bytes: vec![0; 20] }, "keyId": 0_i64,
+    } };
+    let odd = [
+        numbered(3),
+        doc! { "$clusterTime": ahead },
+        doc! { "$readPreference": { "mode": "secondary", "maxStalenessSeconds": 1 } },
+        doc! { "collectionUUID": Uuid::new() },
+        doc! { "apiStrict": true },
+    ];
+    for (position, odd) in (0..).zip(odd) {
+        let email = ObjectId::new().to_hex();
+        let statement = doc! { "q": { "_id": 1 }, "u": { "$set": { "email": &email } } };
+        for (id, mut command) in [
+            (
+                10,
+                doc! { "insert": "users", "documents": [user(10 + position, &email)] },
+            ),
+            (20, doc! { "update": "users", "updates": [statement] }),
+        ] {
+            command.extend(odd.clone());
+            let [native, reply] = both.run(&command);
+            let is_refused = native.contains_key("code") || native.contains_key("writeErrors");
+            assert!(is_refused, "{odd}: {native}");
+            assert_eq!(effects(&reply), effects(&native), "{odd}");
+            let other = doc! {
+                "insert": "users", "documents": [user(1000 + id + position, &email)], "maxTimeMS": 15_000,
+            };
+            let [_, reply] = both.run(&other);
+            assert_eq!(reply.get_i32("n").ok(), Some(1), "{odd}: {command}: {reply}");
+            let delete = doc! { "delete": "users", "deletes": [{ "q": { "email": &email }, "limit": 1 }] };
+            for reply in both.run(&delete) {
+                assert_eq!(reply.get_i32("n").ok(), Some(1), "{odd}: {reply}");
+            }
+        }
+    }
+}
+
+fn a_write_to_the_journal_is_acknowledged(strategy: &str) {
+    let both = Both::start("journalled", strategy);
+    for concern in [doc! { "w": 0, "j": true }, doc! { "w": 0, "fsync": true }] {
+        let email = ObjectId::new().to_hex();
+        for mut command in [
+            doc! { "insert": "users", "documents": [user(3, "one")] },
+            doc! { "insert": "users", "documents": [user(3, "three")] },
+            doc! { "update": "users", "updates": [{ "q": { "_id": 2 }, "u": { "$set": { "email": &email } } }] },
+            doc! { "delete": "users", "deletes": [{ "q": { "_id": 3 }, "limit": 1 }] },
+        ] {
+            command.insert("writeConcern", concern.clone());
+            let [native, reply] = both.run(&command);
+            assert_eq!(effects(&reply), effects(&native), "{command}");
+        }
+    }
+}
+
+#[test]
+fn a_write_to_the_journal_is_acknowledged_compensating() {
+    a_write_to_the_journal_is_acknowledged("compensating");
+}
+
+#[test]
+fn a_write_to_the_journal_is_acknowledged_strictly() {
+    a_write_to_the_journal_is_acknowledged("strict");
+}

@@ -152,8 +152,8 @@ impl Incoming {
         }
     }
 
-    /// Whether the peer has closed its direction, also if bytes from before still wait. The system is asked, not the runtime: what the
-    /// runtime knows may be as old as a pause of this process.
+    /// Whether the peer has closed its direction, also if bytes from before still wait. The system is asked, not the runtime: the
+    /// runtime's knowledge may be as old as a pause of this process.
     pub fn is_closed_by_peer(&self) -> bool {
         match &self.from {
             Reader::Plain(socket) => is_closed_by_peer(socket.as_ref()),

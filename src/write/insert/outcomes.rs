@@ -1,0 +1,142 @@
+//! Notes the outcome of each document of an `insert`, and makes the reply of them.
+
+use super::sent_documents::{DocumentOutcome, SentDocuments};
+use super::{Insert, Stopped};
+use crate::claims::{Candidate, ConstrainedKey};
+use crate::constraint::DuplicateKey;
+use crate::raw::{Doc, Malformed};
+use crate::reply::{WriteError, WriteRefusal, WriteReply, loses_results};
+use crate::reservation::{Ended, Event, NotHeld};
+use crate::write::forward_error::ForwardError;
+
+impl Insert<'_> {
+    /// Notes the outcomes of the forwarded candidates.
+    pub(super) fn take_sent<'p, 'd: 'p>(
+        &mut self,
+        sent: SentDocuments,
+        forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
+    ) -> Result<(), ForwardError> {
+        let mut positions = Vec::with_capacity(sent.outcomes.len());
+        for (candidate, outcome) in forwarded.zip(&sent.outcomes) {
+            positions.push(candidate.position);
+            match outcome {
+                DocumentOutcome::Applied => candidate.step(&Event::Applied),
+                DocumentOutcome::NotApplied(_) => candidate.step(&Event::NotApplied),
+                DocumentOutcome::InDoubt(_) => self.op.note_in_doubt(candidate),
+                DocumentOutcome::Superseded => {
+                    candidate.step(&Event::Superseded);
+                    candidate.since = None;
+                }
+                DocumentOutcome::Untried => {}
+            }
+        }
+        Ok(self.take_results(sent, &positions)?)
+    }
+
+    /// Adds the results of the documents at `positions` to the reply.
+    pub(super) fn take_results(&mut self, sent: SentDocuments, positions: &[usize]) -> Result<(), Malformed> {
+        if let Some(reply) = &sent.reply {
+            self.reply.add_part(Doc::new(reply)?)?;
+        }
+        let of_rest = self.error_of_rest(&sent)?;
+        for (position, outcome) in positions.iter().zip(sent.outcomes) {
+            let error = match outcome {
+                DocumentOutcome::NotApplied(Some(error)) | DocumentOutcome::InDoubt(Some(error)) => Some(error),
+                DocumentOutcome::NotApplied(None) | DocumentOutcome::InDoubt(None) => of_rest.clone(),
+                DocumentOutcome::Applied | DocumentOutcome::Superseded | DocumentOutcome::Untried => None,
+            };
+            if let Some(error) = error {
+                self.error(*position, error);
+            }
+        }
+        if let Some(failed) = sent.failed.filter(|_| of_rest.is_none()) {
+            self.stopped = Some(Stopped::Whole(failed));
+        }
+        Ok(())
+    }
+
+    /// The error that each of the documents without a result gets, if the command for them failed. `None` if the client's whole command
+    /// fails.
+    fn error_of_rest(&self, sent: &SentDocuments) -> Result<Option<WriteError>, Malformed> {
+        let has_result = |outcome: &DocumentOutcome| {
+            matches!(outcome, DocumentOutcome::Applied | DocumentOutcome::NotApplied(Some(_)))
+        };
+        let has_results = self.reply.has_results() || sent.outcomes.iter().any(has_result);
+        let is_of_each = |refusal: &&WriteRefusal| refusal.is_of_one_statement(has_results);
+        if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
+            return Ok(Some(WriteError::refused(refusal)));
+        }
+        let Some(failed) = sent.failed.as_deref().filter(|_| has_results) else {
+            return Ok(None);
+        };
+        let is_in_doubt = |outcome: &&DocumentOutcome| matches!(outcome, DocumentOutcome::InDoubt(_));
+        let in_doubt = sent.outcomes.iter().filter(is_in_doubt).count();
+        let failed = Doc::new(failed)?;
+        match loses_results(failed, in_doubt, self.op.terms())? {
+            true => Ok(Some(WriteError::of_reply(failed)?)),
+            false => Ok(None),
+        }
+    }
+
+    /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
+    pub(super) async fn report_not_held(&mut self, pending: &mut [Candidate<'_>]) {
+        for candidate in pending {
+            match candidate.attempt.ended() {
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
+                    let is_same_document = candidate.conflicts_with_itself(key);
+                    let ConstrainedKey { constraint, key } = &candidate.keys[key];
+                    let proxy = &self.op.protected.constraints[*constraint];
+                    // This same document exists: the server checks `_id` first.
+                    let error = match is_same_document {
+                        true => {
+                            proxy.metrics.duplicates.inc();
+                            WriteError::duplicate(&DuplicateKey::of_id(
+                                &self.op.protected.namespace,
+                                &candidate.owner.id,
+                            ))
+                        }
+                        false => WriteError::duplicate(&proxy.refuse(key).await),
+                    };
+                    self.error(candidate.position, error);
+                }
+                Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
+                    let refusal = self.op.unsure(candidate.keys[key].constraint);
+                    match refusal.is_of_one_statement(self.reply.has_results()) {
+                        true => self.error(candidate.position, WriteError::refused(&refusal)),
+                        false => self.refuse(&refusal),
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn error(&mut self, position: usize, error: WriteError) {
+        if self.op.command.ordered {
+            if self.stopped.is_some() {
+                return;
+            }
+            self.stopped = Some(Stopped::AtFirstError);
+        }
+        self.reply.error(position, error);
+    }
+
+    /// Fails the command as a whole, unless it is ordered and has met its first error already.
+    pub(super) fn refuse(&mut self, refusal: &WriteRefusal) {
+        if self.stopped.is_none() {
+            self.stopped = Some(Stopped::Whole(refusal.body(&self.op.protected.times())));
+        }
+    }
+
+    pub(super) fn into_body(mut self) -> Result<Vec<u8>, Malformed> {
+        if let Some(Stopped::Whole(body)) = self.stopped {
+            return Ok(body);
+        }
+        let times = self.op.protected.times();
+        self.reply.advance(times);
+        match self.op.command.unacknowledged {
+            true => WriteReply::default().body(),
+            false => self.reply.body(),
+        }
+    }
+}

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use super::Exit;
 use crate::config::Problems;
-use crate::constraint::ConstraintName;
 use crate::instance::StartError;
 use crate::known_constraints::ChangeRefusal;
 use crate::prepare::{PrepareError, Reports};
@@ -31,19 +30,8 @@ pub(super) enum CliFailure {
     Change(#[from] ChangeRefusal),
     #[error(transparent)]
     Shard(Box<ShardRefusal>),
-    #[error(
-        "clients made constraints here ({}), and the user in `upstream` may not read keyward.clientConstraints; grant find on it \
-         (docs/security.md), or name a configuration file with another user by `--config`",
-        listed(.0)
-    )]
-    Hidden(Vec<ConstraintName>),
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
-}
-
-fn listed(names: &[ConstraintName]) -> String {
-    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-    names.join(", ")
 }
 
 impl From<ShardRefusal> for CliFailure {
@@ -96,7 +84,7 @@ impl CliFailure {
                 ShardRefusal::Store(_) | ShardRefusal::Prepare(PrepareError::Store(_)) => Exit::Upstream,
                 _ => Exit::Findings,
             },
-            CliFailure::Collection(_) | CliFailure::Hidden(_) => Exit::Unsure,
+            CliFailure::Collection(_) => Exit::Unsure,
         }
     }
 

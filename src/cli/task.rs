@@ -9,11 +9,12 @@ use super::failure::CliFailure;
 use super::{ConfigFile, OneCollection};
 use crate::client_constraints::{ClientConstraintStore, FoundList};
 use crate::config::Config;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, ConstraintName};
 use crate::instance::StartError;
 use crate::known_constraints;
 use crate::metrics::Metrics;
 use crate::prepare;
+use crate::proxy_collection::StoreError;
 use crate::telemetry;
 use crate::upstream::Upstream;
 
@@ -43,18 +44,32 @@ impl Task {
         self.meant(self.config.constraints.clone())
     }
 
-    /// The same, with those that clients made in the deployment of `client`.
-    pub(super) async fn constraints(&self, client: &Client) -> Result<Vec<Arc<Constraint>>, CliFailure> {
-        let found = ClientConstraintStore::of_deployment(client).await;
-        let found = found.map_err(|error| StartError::Prepare(error.into()))?;
-        if matches!(found, FoundList::Unreadable) {
-            let hidden = known_constraints::defined_for_clients(client).await;
-            let hidden = hidden.map_err(|error| StartError::Prepare(error.into()))?;
-            if !hidden.is_empty() {
-                return Err(CliFailure::Hidden(hidden));
-            }
-        }
-        self.meant(found.into_parts().1.with(&self.config.constraints))
+    /// The same, with those that clients made in the deployment of `client`. Also returns clients' constraints that the command is about, and
+    /// that the user may not read.
+    pub(super) async fn constraints(
+        &self,
+        client: &Client,
+    ) -> Result<(Vec<Arc<Constraint>>, Vec<ConstraintName>), CliFailure> {
+        let of_store = |error: StoreError| StartError::Prepare(error.into());
+        let found = ClientConstraintStore::of_deployment(client).await.map_err(of_store)?;
+        let mut unreadable = match found {
+            FoundList::Unreadable => known_constraints::defined_for_clients(client).await.map_err(of_store)?,
+            FoundList::There(..) | FoundList::None => Vec::new(),
+        };
+        unreadable.retain(|hidden| {
+            let is_it = |one: &Arc<Constraint>| one.is_named(&hidden.namespace, &hidden.name);
+            let is_meant = self
+                .only
+                .as_ref()
+                .is_none_or(|only| *only == hidden.namespace.to_string());
+            is_meant && !self.config.constraints.iter().any(is_it)
+        });
+        let all = found.into_parts().1.with(&self.config.constraints);
+        let constraints = match self.meant(all) {
+            Err(CliFailure::Collection(_)) if !unreadable.is_empty() => Vec::new(),
+            meant => meant?,
+        };
+        Ok((constraints, unreadable))
     }
 
     fn meant(&self, mut constraints: Vec<Arc<Constraint>>) -> Result<Vec<Arc<Constraint>>, CliFailure> {

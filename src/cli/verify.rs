@@ -48,7 +48,7 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) ->
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
-        let constraints = task.constraints(&client).await?;
+        let (constraints, unreadable) = task.constraints(&client).await?;
         let collections = prepare::prepared(&client, &constraints, task.config.lease, &task.metrics);
         let collections = collections.await.map_err(StartError::from)?;
         let settings = VerifySettings {
@@ -56,7 +56,13 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) ->
             repair: options.repair,
         };
         let mut total = Tally::default();
-        let mut unverified = 0;
+        let mut unverified = unreadable.len();
+        for name in &unreadable {
+            eprintln!(
+                "keyward: a client made unique constraint {name}, and the user in `upstream` may not read keyward.clientConstraints; grant find on \
+                 it, or name a configuration file with another user by `--config`"
+            );
+        }
         for protected in &collections {
             for (position, proxy) in protected.constraints.iter().enumerate() {
                 let mut tally = Tally::default();

@@ -7,14 +7,21 @@
 //! (`testbed/tests/router/transactions.rs`). So these reads, and linearizable look-ups of owners, get everything in one
 //! reply.
 
+use std::time::Duration;
+
 use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
 
+use super::owner::LINEARIZABLE_MS_MAX;
+use super::time_out::answered;
 use super::writing::PATIENCE_MS;
 use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, find_keys};
 use crate::constraint::Key;
 
 /// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
 pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
+
+/// How long to wait before asking a deployment anew that states no cluster time.
+const NO_TIME_YET: Duration = Duration::from_millis(100);
 
 /// Stands in for an unknown cluster time: after any cluster time, the read waits.
 const LONG_AGO: Timestamp = Timestamp { time: 1, increment: 0 };
@@ -39,18 +46,28 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// A moment by which a majority has every write to the protected collection from before now. It waits for that majority, without a time
-    /// limit.
+    /// A moment by which a majority has every write to the protected collection from before now.
     ///
     /// The read reaches each shard with documents of the collection, and each waits for a majority of its own.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a shard's majority can't be reached in time.
     pub async fn confirmed_moment(&self) -> Result<Timestamp, StoreError> {
         let command = rawdoc! {
             "find": self.protected.name(), "projection": { "_id": 1 }, "limit": 1, "singleBatch": true,
-            "readConcern": { "level": "linearizable" },
+            "readConcern": { "level": "linearizable" }, "maxTimeMS": LINEARIZABLE_MS_MAX,
         };
-        let reply = self.database.run_raw_command(command).await?;
-        let operation = reply.get_timestamp("operationTime").ok();
-        operation.ok_or(StoreError::Unexpected("the time of a linearizable read"))
+        let confirmed = async {
+            loop {
+                let reply = self.database.run_raw_command(command.clone()).await?;
+                // A deployment without keys for signatures states no time yet.
+                match reply.get_timestamp("operationTime") {
+                    Ok(moment) => return Ok::<_, StoreError>(moment),
+                    Err(_) => tokio::time::sleep(NO_TIME_YET).await,
+                }
+            }
+        };
+        answered(confirmed).await
     }
 
     /// Reads the reservations of `keys`, in no order, after prepared transactions that have written under these keys are

@@ -295,7 +295,9 @@ fn who_may_not_read_the_list_of_clients_constraints_neither_removes_nor_verifies
     let (code, refused) = verify();
     assert_eq!(code, Some(2), "{refused}");
     assert!(
-        refused.contains(&format!("clients made constraints here (email_1 on {namespace})")),
+        refused.contains(&format!(
+            "a client made unique constraint email_1 on {namespace}, and the user"
+        )),
         "{refused}"
     );
     drop(unread);

@@ -2,7 +2,7 @@
 //! a native unique index.
 
 use bson::oid::ObjectId;
-use bson::{Binary, Document, Timestamp, Uuid, doc, spec::BinarySubtype};
+use bson::{Binary, Bson, Document, Timestamp, Uuid, doc, spec::BinarySubtype};
 use testbed::ReplicaSet;
 use testkit::Keyward;
 use testkit::wire::send;
@@ -38,8 +38,15 @@ impl Both {
         send(&self.native, &database, command.clone()).unwrap()
     }
 
+    /// In another session: both sides are on one server.
     fn through_keyward(&self, command: &Document) -> Document {
-        send(&self.keyward.address, &self.database, command.clone()).unwrap()
+        let mut command = command.clone();
+        if let Ok(session) = command.get_document_mut("lsid")
+            && let Some(Bson::Binary(id)) = session.get_mut("id")
+        {
+            id.bytes.reverse();
+        }
+        send(&self.keyward.address, &self.database, command).unwrap()
     }
 
     fn run(&self, command: &Document) -> [Document; 2] {
@@ -56,6 +63,12 @@ impl Both {
 
 fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "email": email }
+}
+
+fn session() -> Document {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let subtype = BinarySubtype::Uuid;
+    doc! { "id": Binary { subtype, bytes } }
 }
 
 /// The parts of a reply that tell what took effect.
@@ -106,9 +119,7 @@ fn a_part_that_no_server_parses_refuses_the_batch_strictly() {
 #[test]
 fn a_definite_refusal_gives_the_key_back() {
     let both = Both::start("refused_for_sure", "compensating");
-    let bytes = rand::random::<[u8; 16]>().to_vec();
-    let subtype = BinarySubtype::Uuid;
-    let session = doc! { "id": Binary { subtype, bytes } };
+    let session = session();
     let numbered = |number: i64| doc! { "lsid": session.clone(), "txnNumber": number };
     let mut latest = doc! { "insert": "users", "documents": [user(3, "three")] };
     latest.extend(numbered(9));
@@ -178,4 +189,32 @@ fn a_write_to_the_journal_is_acknowledged_compensating() {
 #[test]
 fn a_write_to_the_journal_is_acknowledged_strictly() {
     a_write_to_the_journal_is_acknowledged("strict");
+}
+
+/// The server has forgotten whether it carried the first one out.
+#[test]
+fn a_late_copy_of_an_insert_is_not_taken_for_a_duplicate() {
+    let both = Both::start("refused_late", "compensating");
+    let session = session();
+    let numbered = |mut command: Document, number: i64| {
+        command.extend(doc! { "lsid": session.clone(), "txnNumber": number });
+        command
+    };
+    let insert = |id: i32, email: &str| doc! { "insert": "users", "documents": [user(id, email)] };
+    let first = numbered(insert(3, "three"), 5);
+    let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 3 }, "limit": 1 }] };
+    for command in [
+        first.clone(),
+        delete,
+        insert(4, "three"),
+        numbered(insert(5, "five"), 6),
+    ] {
+        for reply in both.run(&command) {
+            assert_eq!(reply.get_i32("n").ok(), Some(1), "{command}: {reply}");
+        }
+    }
+    let [native, reply] = both.run(&first);
+    assert_eq!(native.get_i32("code").ok(), Some(225), "{native}");
+    assert_eq!(effects(&reply), effects(&native));
+    assert!(!reply.contains_key("errorLabels"), "{reply}");
 }

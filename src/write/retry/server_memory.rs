@@ -16,6 +16,7 @@ use crate::command::batch::BatchCommand;
 use crate::command::filter_rewriting::{nothing, pin};
 use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::code::TRANSACTION_TOO_OLD;
 use crate::server::definite::refused_before_execution;
 use crate::server::reply::{self, retried_statements};
 use crate::write::acknowledged::Acknowledged;
@@ -46,24 +47,32 @@ async fn ask(
     let body = question(op.protected, op.command, candidates, acknowledged)?;
     let reply = op.upstream.run(&body).await?;
     if let Some(unsure) = unanswered(Doc::new(&reply)?)? {
-        return Err(Failure::InDoubt(unsure.in_doubt(true)));
+        // Sent again, it would be refused again.
+        let is_late = reply::code(Doc::new(&unsure.body)?)? == Some(TRANSACTION_TOO_OLD);
+        return Err(Failure::InDoubt(unsure.in_doubt(!is_late)));
     }
     positions_done_before(op.command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
 }
 
 /// The error that leaves open whether the server carried a statement out before, or whether a majority has it. `None` if the server
-/// answered. If it refused the question as such, for a missing privilege for example, it will never answer.
+/// answered. If it refused the question as such, for a missing privilege for example, it will never answer. If the session has gone on,
+/// it has forgotten the statement.
 fn unanswered(reply: Doc<'_>) -> Result<Option<ErrorReply>, Malformed> {
     if !reply::is_ok(reply)? {
-        let is_refused = reply::code(reply)?.is_some_and(refused_before_execution);
+        let is_refused = reply::code(reply)?.is_some_and(is_no_answer);
         let body = reply.bytes().to_vec();
         return Ok((!is_refused).then_some(ErrorReply { body }));
     }
     let errors = reply::write_errors(reply)?;
-    let of_statement = errors.iter().find(|error| !refused_before_execution(error.code));
+    let of_statement = errors.iter().find(|error| !is_no_answer(error.code));
     let unsure = of_statement.map(|error| error.body);
     let unsure = unsure.or(reply::write_concern_error(reply)?);
     unsure.map(ErrorReply::of_part).transpose()
+}
+
+/// Whether the server refuses the question as such.
+fn is_no_answer(code: i32) -> bool {
+    refused_before_execution(code) && code != TRANSACTION_TOO_OLD
 }
 
 /// The positions of those of `candidates` that the server did before, according to a reply.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
 
-use super::owner::LINEARIZABLE_MS_MAX;
+use super::owner::{ABSENT_FIELD, LINEARIZABLE_MS_MAX};
 use super::time_out::answered;
 use super::writing::PATIENCE_MS;
 use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, find_keys};
@@ -53,8 +53,9 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if a shard's majority can't be reached in time.
     pub async fn confirmed_moment(&self) -> Result<Timestamp, StoreError> {
+        // No field is read: a value may be text that isn't UTF-8, at which the driver fails.
         let command = rawdoc! {
-            "find": self.protected.name(), "projection": { "_id": 1 }, "limit": 1, "singleBatch": true,
+            "find": self.protected.name(), "projection": { "_id": 0, ABSENT_FIELD: 1 }, "limit": 1, "singleBatch": true,
             "readConcern": { "level": "linearizable" }, "maxTimeMS": LINEARIZABLE_MS_MAX,
         };
         let confirmed = async {

@@ -22,7 +22,7 @@ use crate::traces::{ProxyRequest, asking};
 pub(super) const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 /// The name of a field that no document has.
-const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
+pub(super) const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
 
 impl Owner {
     /// The owner that `doc` is, in a collection with this shard key.

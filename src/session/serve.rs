@@ -68,10 +68,6 @@ impl Session {
             Err(rejection) => return Err(rejection.into()),
         };
         let context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
-        // The message may have waited while this process stood still. Its retry may have been refused elsewhere meanwhile.
-        if context.is_retryable_write() && self.client_in.is_closed_by_peer() {
-            return Err(End::ClientClosed);
-        }
         self.in_transaction = context.leaves_transaction();
         note_transaction(&context, &self.service, self.replies.is_authenticated());
         self.client_span.note(&request, &context);
@@ -86,6 +82,7 @@ impl Session {
         let action = if is_forwarded {
             Action::Forward(judged.pending())
         } else if self.replies.is_idle() {
+            check_awaited(&judged.context, &self.client_in)?;
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // The transaction was noted for an earlier message. Its client already has the error for it, so Keyward doesn't end it here.
             self.upstream.take_open_transaction();
@@ -159,6 +156,15 @@ impl Session {
         }
         self.client_in.consume(length);
         self.requests = Requests::Reading;
+    }
+}
+
+/// Checks that a client which would send a write again still waits for its reply. If this process stood still, the retry may have been
+/// refused elsewhere meanwhile.
+fn check_awaited(context: &RequestContext, client: &Incoming) -> Result<(), End> {
+    match context.is_retryable_write() && client.is_closed_by_peer() {
+        true => Err(End::ClientClosed),
+        false => Ok(()),
     }
 }
 

@@ -48,7 +48,7 @@ async fn serve(
     };
     let (address, admin) = (instance.address().to_string(), instance.admin_address().to_string());
     // Keyward serves clients even if no program reads this line.
-    let _ = writeln!(std::io::stdout(), "{}", json!({ "listen": address, "admin": admin }));
+    let _ = writeln!(std::io::stdout(), "{}", json!({ "admin": admin, "listen": address }));
     let signal = serve_until_signal(&mut instance, &mut signals, watched, telemetry).await;
     tracing::info!(%signal, "stopping; a second signal ends the process at once");
     Ok(tokio::select! {

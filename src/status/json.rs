@@ -45,7 +45,7 @@ impl Status {
             })).collect::<Vec<_>>(),
             "builds": admin.board.builds().iter().map(build).collect::<Vec<_>>(),
             "audit": admin.board.audits().map(|seen| json!({
-                "collections": seen.collections, "behindSeconds": seen.behind.as_secs(),
+                "behindSeconds": seen.behind.as_secs(), "collections": seen.collections,
             })),
             "fleet": admin.board.fleet().map(|seen| fleet(&seen)),
             "constraints": constraints(admin),

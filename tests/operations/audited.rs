@@ -82,7 +82,7 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
     keyward.until("the status", || {
         let shown = keyward.get("/status.json");
         shown.contains(r#""audit":{"behindSeconds":0,"collections":1}"#)
-            && shown.contains(r#""auditRepaired":2,"auditViolations":1,"#)
+            && shown.contains(r#""auditRepaired":2,"auditViolations":1}"#)
     });
     let lines = keyward.get("/status");
     assert!(

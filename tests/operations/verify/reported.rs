@@ -217,3 +217,71 @@ async fn a_report_that_cannot_be_written_is_refused_before_the_work() {
         "{text}"
     );
 }
+
+/// The documents whose `_id`s a report or a finding names, found again by these `_id`s alone.
+async fn found_by_shown_ids(database: &str, shown: &Value) -> Vec<Document> {
+    let users = Cluster::shared()
+        .client()
+        .database(database)
+        .collection::<Document>("users");
+    let mut found = Vec::new();
+    for id in shown.as_array().unwrap() {
+        let id = Bson::try_from(id.clone()).unwrap();
+        found.push(
+            users
+                .find_one(doc! { "_id": &id })
+                .await
+                .unwrap()
+                .unwrap_or_else(|| panic!("{id}")),
+        );
+    }
+    found.sort_by_key(|document| document.get_i32("number").unwrap());
+    found
+}
+
+/// An operator copies it into a query.
+#[tokio::test]
+async fn a_shown_id_finds_its_document() {
+    let cluster = Cluster::shared();
+    let database = "reported_ids";
+    testkit::shard_on_two(
+        cluster,
+        &format!("{database}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let binary = |byte: u8| bson::Binary {
+        subtype: bson::spec::BinarySubtype::Generic,
+        bytes: vec![byte, 2],
+    };
+    let ids = [
+        doc! { "tenant": 5, "id": binary(1), "at": bson::DateTime::from_millis(1) },
+        doc! { "tenant": i64::MAX, "id": f64::NAN, "gone": Bson::Null },
+        doc! { "z": f64::INFINITY, "a": { "z": 1, "a": "1.50".parse::<bson::Decimal128>().unwrap() } },
+    ];
+    let documents = (0_i32..).zip(["a", "z", "a"]).zip(&ids);
+    let documents: Vec<Document> = documents
+        .map(|((number, region), id)| doc! { "_id": id, "region": region, "number": number, "email": "x" })
+        .collect();
+    let users = cluster.client().database(database).collection::<Document>("users");
+    users.insert_many(&documents[..1]).await.unwrap();
+    let constraints = format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n");
+    let config = Config::new(&cluster.uri(), "2s", &constraints);
+    let first = config.run("backfill", &[]).await;
+    assert!(first.status.success(), "{}", errors(&first));
+
+    // Past Keyward.
+    users.insert_many(&documents[1..]).await.unwrap();
+    let verified = config.verify(&[]).await;
+    let duplicate = verified
+        .findings
+        .iter()
+        .find(|finding| finding["finding"] == "duplicate");
+    let duplicate = duplicate.unwrap_or_else(|| panic!("{verified:?}"));
+    let mut named = found_by_shown_ids(database, &duplicate["documents"]).await;
+    named.dedup();
+    assert!(named.len() > 1, "{duplicate}");
+    let report = printed(&config.run("backfill", &["--dry-run", "--json"]).await);
+    let named = found_by_shown_ids(database, &report["violations"][0]["keys"][0]["ids"]).await;
+    assert_eq!(named.len(), 3, "{report}");
+}

@@ -119,6 +119,19 @@ struct OneCollection {
     collection: Option<String>,
 }
 
+/// Reads the number of a command-line option that must be 1 or more.
+fn positive(text: &str) -> Result<u32, &'static str> {
+    match text.parse() {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err("not a whole number from 1 to 4294967295"),
+    }
+}
+
+/// Reads the number of a command-line option that may be 0.
+fn whole(text: &str) -> Result<u32, &'static str> {
+    text.parse().map_err(|_| "not a whole number from 0 to 4294967295")
+}
+
 /// How a command ended; the numbers are those of `sysexits.h` where it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -24,15 +24,18 @@ pub(super) struct ShardOptions {
     #[arg(long)]
     dry_run: bool,
     /// How many seconds to wait for writes past Keyward, before the indexes are replaced and after the collection is sharded
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = super::whole)]
     watch: u32,
     /// How many documents and reservations to compare in a second, at most
-    #[arg(long, value_name = "NUMBER", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 5_000, value_parser = super::positive)]
     rate: u32,
 }
 
 fn shard_key(text: &str) -> Result<Document, String> {
-    let key: Document = serde_json::from_str(text).map_err(|error| format!("this is no JSON object: {error}"))?;
+    let key: Document = serde_json::from_str(text).map_err(|error| match error.is_data() {
+        true => "not a JSON object".to_owned(),
+        false => format!("not a JSON object: it can't be read at its column {}", error.column()),
+    })?;
     match key.is_empty() {
         true => Err("a shard key has a field".to_owned()),
         false => Ok(key),

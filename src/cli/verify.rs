@@ -26,7 +26,7 @@ pub(super) struct VerifyOptions {
     #[arg(long)]
     repair: bool,
     /// How many documents and reservations to read in a second, at most
-    #[arg(long, value_name = "NUMBER", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 5_000, value_parser = super::positive)]
     rate: u32,
 }
 

@@ -7,22 +7,25 @@ use bson::{Bson, Document};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_yaml::{Mapping, Value};
 
-/// The wrappers of extended JSON for one value of a type that YAML doesn't have.
-const EXTENDED_JSON: [&str; 14] = [
-    "$oid",
-    "$date",
-    "$numberInt",
-    "$numberLong",
-    "$numberDouble",
-    "$numberDecimal",
-    "$binary",
-    "$uuid",
-    "$timestamp",
-    "$regularExpression",
-    "$symbol",
-    "$minKey",
-    "$maxKey",
-    "$undefined",
+/// The wrappers of extended JSON for one value of a type that YAML doesn't have, each with an example.
+const EXTENDED_JSON: [(&str, &str); 14] = [
+    ("$oid", "{ $oid: \"0123456789abcdef01234567\" }"),
+    ("$date", "{ $date: \"2026-01-31T12:00:00Z\" }"),
+    ("$numberInt", "{ $numberInt: \"1\" }"),
+    ("$numberLong", "{ $numberLong: \"1\" }"),
+    ("$numberDouble", "{ $numberDouble: \"1.5\" }"),
+    ("$numberDecimal", "{ $numberDecimal: \"1.50\" }"),
+    ("$binary", "{ $binary: { base64: \"AQI=\", subType: \"00\" } }"),
+    ("$uuid", "{ $uuid: \"01234567-89ab-cdef-0123-456789abcdef\" }"),
+    ("$timestamp", "{ $timestamp: { t: 1, i: 1 } }"),
+    (
+        "$regularExpression",
+        "{ $regularExpression: { pattern: \"^a\", options: \"i\" } }",
+    ),
+    ("$symbol", "{ $symbol: \"x\" }"),
+    ("$minKey", "{ $minKey: 1 }"),
+    ("$maxKey", "{ $maxKey: 1 }"),
+    ("$undefined", "{ $undefined: true }"),
 ];
 
 /// Why a YAML value has no BSON counterpart.
@@ -36,8 +39,10 @@ enum NotBson {
     TooLarge(u64),
     #[error("YAML tags such as {0} have no counterpart in BSON")]
     Tag(String),
-    #[error("{name} is not valid extended JSON: {reason}")]
-    ExtendedJson { name: String, reason: String },
+    #[error("{name} is not valid extended JSON; it is written as {example}")]
+    ExtendedJson { name: &'static str, example: &'static str },
+    #[error("{name} must be the only field: {{ {name}: … }} stands for one value")]
+    NotAlone { name: &'static str },
 }
 
 /// Reads a mapping as a document; for `#[serde(deserialize_with)]`.
@@ -77,27 +82,31 @@ fn bson(value: &Value) -> Result<Bson, NotBson> {
     })
 }
 
-fn extended_name(mapping: &Mapping) -> Option<&str> {
-    mapping
-        .keys()
-        .filter_map(Value::as_str)
-        .find(|name| EXTENDED_JSON.contains(name))
+fn extended_name(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
+    let known = |name: &str| EXTENDED_JSON.into_iter().find(|(known, _)| *known == name);
+    mapping.keys().filter_map(Value::as_str).find_map(known)
 }
 
-fn extended(name: &str, mapping: &Mapping) -> Result<Bson, NotBson> {
-    let refused = |reason: String| NotBson::ExtendedJson {
-        name: name.to_owned(),
-        reason,
-    };
+fn extended((name, example): (&'static str, &'static str), mapping: &Mapping) -> Result<Bson, NotBson> {
     if mapping.len() > 1 {
-        return Err(refused("it must be the only field".to_owned()));
+        return Err(NotBson::NotAlone { name });
     }
-    Bson::deserialize(&Value::Mapping(mapping.clone())).map_err(|error: serde_yaml::Error| refused(error.to_string()))
+    // The error is in the words of the reader's own types.
+    let read = Bson::deserialize(&Value::Mapping(mapping.clone()));
+    read.map_err(|_: serde_yaml::Error| NotBson::ExtendedJson { name, example })
 }
 
 /// A value in the place of text, as short text for a message.
-fn plain(value: &Value) -> String {
-    serde_yaml::to_string(value).map_or_else(|_| "them".to_owned(), |text| text.trim_end().to_owned())
+pub(super) fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(flag) => flag.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => text.clone(),
+        Value::Sequence(_) => "a list".to_owned(),
+        Value::Mapping(_) => "a mapping".to_owned(),
+        Value::Tagged(tagged) => tagged.tag.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +156,20 @@ mod tests {
     }
 
     #[test]
+    fn the_examples_of_extended_json_are_valid() {
+        for (name, example) in EXTENDED_JSON {
+            let read = read(&format!("a: {example}"));
+            let is_document = read
+                .as_ref()
+                .is_ok_and(|read| matches!(read.get("a"), Some(Bson::Document(_))));
+            assert!(
+                example.contains(name) && read.is_ok() && !is_document,
+                "{example}: {read:?}"
+            );
+        }
+    }
+
+    #[test]
     fn operators_stay_what_they_are() {
         let filter = "{ $and: [ { age: { $gt: 17 } }, { email: { $exists: true, $type: string } } ] }";
         assert_eq!(
@@ -171,7 +194,7 @@ mod tests {
         ));
         assert!(matches!(
             read("{ a: { $oid: x, b: 1 } }"),
-            Err(NotBson::ExtendedJson { .. })
+            Err(NotBson::NotAlone { name: "$oid" })
         ));
     }
 }

@@ -5,6 +5,7 @@
 //! this folder uses `serde_yaml`.
 
 mod document;
+mod foreign;
 mod reason;
 
 use std::net::SocketAddr;
@@ -12,7 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bson::Document;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::de::{DeserializeOwned, Error as _, IntoDeserializer};
+use serde::{Deserialize, Deserializer};
 use serde_yaml::Value;
 
 use super::LogFormat;
@@ -54,10 +56,12 @@ pub struct RawConfig {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawTls {
+    #[serde(default, deserialize_with = "word")]
     pub mode: Option<RawTlsMode>,
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub client_ca: Option<PathBuf>,
+    #[serde(default, deserialize_with = "word")]
     pub client_certificate: Option<ClientCertificate>,
 }
 
@@ -74,6 +78,7 @@ pub enum RawTlsMode {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLog {
+    #[serde(default, deserialize_with = "word")]
     pub format: Option<LogFormat>,
     pub level: Option<String>,
 }
@@ -117,10 +122,12 @@ pub struct RawConstraint {
     pub partial_filter_expression: Option<Document>,
     #[serde(default, deserialize_with = "document::deserialize")]
     pub collation: Option<Document>,
+    #[serde(default, deserialize_with = "word")]
     pub sharding: Option<Sharding>,
+    #[serde(default, deserialize_with = "word")]
     pub strategy: Option<Strategy>,
     pub route: Option<bool>,
-    #[serde(rename = "on_violation")]
+    #[serde(rename = "on_violation", default, deserialize_with = "word")]
     pub on_violation: Option<OnViolation>,
 }
 
@@ -139,6 +146,9 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
     let mut value: Value = serde_yaml::from_str(text).map_err(syntax_error)?;
     let mut problems = Vec::new();
     let empty = empty_settings(&value);
+    for (path, reason) in foreign::set_aside_foreign(&mut value) {
+        add_once(&mut problems, path, reason);
+    }
     let raw = loop {
         match serde_path_to_error::deserialize::<_, Option<RawConfig>>(value.clone()) {
             Ok(raw) => break raw,
@@ -213,9 +223,10 @@ fn empty_settings(top: &Value) -> Vec<SettingPath> {
             Value::Null => empty.push(path),
             Value::Mapping(fields) => unread.extend(fields.iter().filter_map(|(name, field)| {
                 let name = name.as_str()?;
+                let path = path.field(name);
                 // Inside a MongoDB document, null is a value like any other.
-                let holds_nulls = ["key", "partialFilterExpression", "collation"].contains(&name) && !field.is_null();
-                (!holds_nulls).then(|| (path.field(name), field))
+                let holds_nulls = is_document(&path) && !field.is_null();
+                (!holds_nulls).then_some((path, field))
             })),
             Value::Sequence(items) => {
                 unread.extend(items.iter().enumerate().map(|(index, item)| (path.item(index), item)));
@@ -224,6 +235,16 @@ fn empty_settings(top: &Value) -> Vec<SettingPath> {
         }
     }
     empty
+}
+
+/// Whether the setting at `path` is a MongoDB document.
+fn is_document(path: &SettingPath) -> bool {
+    match path.steps() {
+        [PathStep::Field(list), PathStep::Item(_), PathStep::Field(name)] => {
+            list == "constraints" && ["key", "partialFilterExpression", "collation"].contains(&name.as_str())
+        }
+        _ => false,
+    }
 }
 
 fn setting_path(path: &serde_path_to_error::Path) -> SettingPath {
@@ -243,7 +264,7 @@ fn syntax_error(error: serde_yaml::Error) -> SyntaxError {
             line: location.line(),
             column: location.column(),
         }),
-        reason: without_secrets(&error.to_string()),
+        reason: reason::of_syntax(&without_secrets(&error.to_string())),
     }
 }
 
@@ -264,8 +285,23 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duratio
         Value::Null => Ok(None),
         Value::String(text) => humantime::parse_duration(&text)
             .map(Some)
-            .map_err(|error| D::Error::custom(format!("not a duration such as 30s or 2m: {error}"))),
+            .map_err(|_| D::Error::custom("not a duration such as 30s or 2m; its units are ms, s, m, h and d")),
         _ => Err(D::Error::custom("not a duration with its unit, such as 30s or 2m")),
+    }
+}
+
+/// Reads one of the words of `T`.
+fn word<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let read = |word: &str| T::deserialize(word.into_deserializer());
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::String(text) => read(&text)
+            .map(Some)
+            .map_err(|error: serde::de::value::Error| D::Error::custom(error)),
+        other => Err(D::Error::custom(match read("") {
+            Ok(_) => "must be text".to_owned(),
+            Err(error) => reason::not_a_word(&error.to_string(), &other),
+        })),
     }
 }
 
@@ -380,6 +416,91 @@ mod tests {
         assert!(T::deserialize(FieldNames(&mut names)).is_err());
         assert!(!names.is_empty());
         names
+    }
+
+    /// Parts of what `serde` and its readers say about their own types.
+    const WORDS_OF_RUST: [&str; 16] = [
+        "invalid",
+        "expected",
+        "Value::",
+        "Tagged",
+        "enum",
+        "struct",
+        "usize",
+        "u128",
+        "i128",
+        "u64",
+        "f64",
+        "variant",
+        "identifier",
+        "sequence",
+        "unit value",
+        "map,",
+    ];
+    /// A value of each type that YAML has, and some that only look like one.
+    const VALUES: [&str; 22] = [
+        "1",
+        "-1",
+        "0",
+        "1.5",
+        ".nan",
+        "-.inf",
+        "1e999",
+        "9223372036854775808",
+        "99999999999999999999999999",
+        "-99999999999999999999999999",
+        "true",
+        "x",
+        "5parsecs",
+        "''",
+        "2001-01-01",
+        "[1]",
+        "[x, { a: 1 }]",
+        "{ a: 1 }",
+        "{ 1: 2 }",
+        "!tag x",
+        "!tag { a: 1 }",
+        "{ $oid: 1 }",
+    ];
+
+    #[test]
+    fn a_value_of_any_type_is_refused_in_plain_words() {
+        let in_sections = [
+            ("", field_names::<RawConfig>()),
+            ("tls", field_names::<RawTls>()),
+            ("log", field_names::<RawLog>()),
+            ("traces", field_names::<RawTraces>()),
+            ("limits", field_names::<RawLimits>()),
+            ("constraints", field_names::<RawConstraint>()),
+        ];
+        for (section, names) in in_sections {
+            for (name, value) in names.iter().flat_map(|name| VALUES.map(|value| (name, value))) {
+                let setting = match section {
+                    "" => format!("{name}: {value}\n"),
+                    "constraints" => format!("constraints: [{{ {name}: {value} }}]\n"),
+                    section => format!("{section}: {{ {name}: {value} }}\n"),
+                };
+                let problems = crate::config::Config::from_text("f".as_ref(), &setting, None).unwrap_err();
+                for problem in problems.problems {
+                    let reason = problem.reason;
+                    let word = WORDS_OF_RUST.iter().find(|word| reason.contains(**word));
+                    assert!(word.is_none(), "{setting}gives {}: {reason}", problem.path);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_word_of_another_type_is_refused_with_the_known_words() {
+        let mut found = problems("tls: { mode: true }\nlog: { format: [json] }\n");
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "log.format: must be text or json, not a list",
+                "tls.mode: must be required, preferred or off, not true",
+            ]
+        );
     }
 
     #[test]

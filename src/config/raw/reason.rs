@@ -1,5 +1,7 @@
 //! Puts the reasons for which `serde` refuses a value into an operator's words, and guesses which setting was meant.
 
+use serde_yaml::Value;
+
 /// The types that `serde` expects, each in an operator's words.
 const EXPECTED: [(&str, &str); 9] = [
     ("usize", "a whole number, 0 or more"),
@@ -30,16 +32,18 @@ pub(super) fn in_words(message: &str) -> String {
         .or_else(|| message.strip_prefix("invalid value: "));
     if let Some((found, expected)) = wrong.and_then(|wrong| wrong.rsplit_once(", expected ")) {
         let expected = EXPECTED.iter().find(|(name, _)| expected.starts_with(name));
-        if let Some((_, expected)) = expected {
-            return format!("must be {expected}, not {}", found_in_words(found));
-        }
+        let found = found_in_words(found);
+        return match expected {
+            Some((_, expected)) => format!("must be {expected}, not {found}"),
+            None => format!("can't be {found}"),
+        };
     }
     for (start, kind) in [("unknown field ", "setting"), ("unknown variant ", "value")] {
         if let Some((name, known)) = message
             .strip_prefix(start)
             .and_then(|rest| rest.split_once(", expected "))
         {
-            return unknown(kind, name, known);
+            return unknown(kind, name.trim_matches('`'), &in_backquotes(known));
         }
     }
     message.to_owned()
@@ -55,20 +59,62 @@ fn found_in_words(found: &str) -> String {
     )
 }
 
-/// `name` and `known` are in backquotes.
-fn unknown(kind: &str, name: &str, known: &str) -> String {
-    let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
-    let bare = name.trim_matches('`');
+/// The meaning of a message about text that isn't YAML.
+pub(super) fn of_syntax(message: &str) -> String {
+    // `serde_yaml` reads whole numbers of up to 128 bits, and has no value for those of more than 64.
+    let number = message.split_once("invalid type: integer `");
+    let number = number.and_then(|(setting, rest)| Some((setting, rest.split_once('`')?)));
+    match number {
+        Some((setting, (number, rest))) if [" as u128", " as i128"].iter().any(|size| rest.starts_with(size)) => {
+            format!("{setting}the number {number} is too large; put text that looks like a number in quotes")
+        }
+        _ => message.to_owned(),
+    }
+}
+
+/// Why `found` is refused where one of several words must stand; `message` is what `serde` says of a wrong word.
+pub(super) fn not_a_word(message: &str, found: &Value) -> String {
+    let known = in_backquotes(message.rsplit_once(", expected ").map_or("", |(_, known)| known));
+    let known = match known.split_last() {
+        Some((last, first)) if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => known.concat(),
+    };
+    let found = match found {
+        Value::Number(number) => format!("the number {number}"),
+        Value::Bool(flag) => flag.to_string(),
+        Value::Sequence(_) => "a list".to_owned(),
+        _ => "a mapping".to_owned(),
+    };
+    format!("must be {known}, not {found}")
+}
+
+fn in_backquotes(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+/// A shorter part of a name is in too many names.
+const PART_LETTERS_MIN: usize = 3;
+
+/// Why a name that isn't one of those `known` here is refused. It proposes the closest, if that is close.
+pub fn unknown(kind: &str, name: &str, known: &[&str]) -> String {
+    let bare = plain_letters(name);
+    let contains = |known: &str| bare.len() >= PART_LETTERS_MIN && plain_letters(known).contains(&bare);
     let closest = known
         .iter()
-        .min_by_key(|known| (!known.contains(bare), distance(bare, known)));
+        .min_by_key(|known| (!contains(known), distance(name, known)));
     match closest {
         // A third of the letters may be wrong, or a part of the name missing.
-        Some(closest) if distance(bare, closest) <= closest.len().div_ceil(3) || closest.contains(bare) => {
-            format!("unknown {kind} {name}; did you mean `{closest}`?")
+        Some(closest) if distance(name, closest) <= closest.len().div_ceil(3) || contains(closest) => {
+            format!("unknown {kind} `{name}`; did you mean `{closest}`?")
         }
-        _ => format!("unknown {kind} {name}; known here: {}", known.join(", ")),
+        _ => format!("unknown {kind} `{name}`; known here: {}", known.join(", ")),
     }
+}
+
+/// The name's letters and digits, without signs and case: `partial_filter` is a part of `partialFilterExpression`.
+fn plain_letters(name: &str) -> String {
+    let letters = name.chars().filter(|letter| letter.is_alphanumeric());
+    letters.flat_map(char::to_lowercase).collect()
 }
 
 /// How many letters to insert, delete, replace or swap with their neighbour to make `other` of `one`.
@@ -127,6 +173,16 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_too_large_is_named_with_its_setting() {
+        let message = "lease: invalid type: integer `99` as u128, expected any YAML value at line 1 column 8";
+        assert_eq!(
+            of_syntax(message),
+            "lease: the number 99 is too large; put text that looks like a number in quotes"
+        );
+        assert_eq!(of_syntax("did not find expected key"), "did not find expected key");
+    }
+
+    #[test]
     fn the_closest_setting_is_proposed_if_it_is_close() {
         let known = "expected one of `listen`, `lease`, `upstream`, `partialFilterExpression`";
         for (name, end) in [
@@ -134,6 +190,7 @@ mod tests {
             ("Lease", "; did you mean `lease`?"),
             ("partial_filter_expression", "; did you mean `partialFilterExpression`?"),
             ("Expression", "; did you mean `partialFilterExpression`?"),
+            ("partial_filter", "; did you mean `partialFilterExpression`?"),
             (
                 "colour",
                 "; known here: listen, lease, upstream, partialFilterExpression",

@@ -5,6 +5,7 @@
 //! options.
 
 use std::fmt;
+use std::time::Duration;
 
 use mongodb::error::ErrorKind;
 use mongodb::options::{
@@ -19,6 +20,8 @@ const SECRET_OPTIONS: [&str; 3] = [
     "tlscertificatekeyfilepassword",
     "proxypassword",
 ];
+/// The driver asks servers no more often than this.
+const HEARTBEAT_MIN_MS: u64 = 500;
 /// The port of a host without one.
 const DEFAULT_PORT: u16 = 27017;
 
@@ -62,6 +65,9 @@ pub enum UpstreamUriError {
     /// A password is given elsewhere, but no user.
     #[error("whose password is it? Give upstream_username_file, or put the user into the connection string")]
     Nobody,
+    /// An option's number is too small for the driver.
+    #[error("{option} must be {least} or more")]
+    TooSmall { option: &'static str, least: u64 },
     /// Several of these.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<UpstreamUriError>),
@@ -211,6 +217,7 @@ fn percent_encoded(text: &str) -> String {
 fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
     let acknowledgment = parsed.write_concern.as_ref().and_then(|concern| concern.w.as_ref());
     let level = parsed.read_concern.as_ref().map(|concern| &concern.level);
+    let has_several_hosts = matches!(&parsed.host_info, HostInfo::HostIdentifiers(hosts) if hosts.len() > 1);
     let unsupported = [
         (parsed.load_balanced == Some(true), "loadBalanced"),
         (parsed.tls_insecure() == Some(true), "tlsInsecure"),
@@ -240,6 +247,12 @@ fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
             "true",
             "a reservation must survive an election",
         ),
+        (
+            parsed.direct_connection == Some(true) && has_several_hosts,
+            "directConnection",
+            "false",
+            "the connection string has several addresses",
+        ),
     ];
     let unsupported = unsupported.into_iter().filter(|(is_set, _)| *is_set);
     let unsupported = unsupported.map(|(_, option)| UpstreamUriError::NotSupported(option));
@@ -249,7 +262,25 @@ fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
         instead,
         because,
     });
-    unsupported.chain(contradictory).collect()
+    unsupported.chain(contradictory).chain(too_small(parsed)).collect()
+}
+
+/// The options whose numbers the driver would refuse only when it connects, under names of its own.
+fn too_small(parsed: &ConnectionString) -> impl Iterator<Item = UpstreamUriError> {
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let numbers = [
+        (
+            "heartbeatFrequencyMS",
+            parsed.heartbeat_frequency.map(milliseconds),
+            HEARTBEAT_MIN_MS,
+        ),
+        ("maxPoolSize", parsed.max_pool_size.map(u64::from), 1),
+        ("maxConnecting", parsed.max_connecting.map(u64::from), 1),
+    ];
+    let small = numbers
+        .into_iter()
+        .filter(|(_, number, least)| number.is_some_and(|number| number < *least));
+    small.map(|(option, _, least)| UpstreamUriError::TooSmall { option, least })
 }
 
 fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamUriError> {
@@ -355,7 +386,8 @@ mod tests {
 
     #[test]
     fn options_that_an_application_usually_has_are_taken() {
-        let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20";
+        let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20\
+                     &heartbeatFrequencyMS=500";
         assert!(UpstreamUri::new(usual).is_ok());
     }
 
@@ -380,6 +412,13 @@ mod tests {
                 "mongodb://a/?tls=true&tlsCAFile=/missing.pem",
                 "/missing.pem cannot be read",
             ),
+            (
+                "mongodb://a/?heartbeatFrequencyMS=499",
+                "heartbeatFrequencyMS must be 500 or more",
+            ),
+            ("mongodb://a/?maxPoolSize=0", "maxPoolSize must be 1 or more"),
+            ("mongodb://a/?maxConnecting=0", "maxConnecting must be 1 or more"),
+            ("mongodb://a,b/?directConnection=true", "directConnection must"),
             ("mongodb://%2Ftmp%2Fmongodb.sock", "a Unix domain socket is not"),
             (
                 "mongodb://a/?wibble=1",

@@ -44,7 +44,40 @@ pub fn in_words(error: &Error) -> String {
             Some(error) => coded(&error.message, error.code, error.code_name.as_deref()),
             None => "the server refused a bulk write".to_owned(),
         },
+        ErrorKind::ConnectionPoolCleared { message, .. } => of_pool(message),
+        ErrorKind::DnsResolve { message, .. } => of_lookup(message),
         other => plain(&other.to_string()),
+    }
+}
+
+/// The meaning of an error about a pool of connections: the driver closes them all if one of them fails.
+fn of_pool(message: &str) -> String {
+    let text = plain(message);
+    let parts = text.strip_prefix("Connection pool for ");
+    match parts.and_then(|rest| rest.split_once(" cleared because another operation failed with: ")) {
+        Some((server, reason)) => {
+            format!("the connections to {server} were closed, because one of them failed: {reason}")
+        }
+        None => text,
+    }
+}
+
+/// The meaning of a failed look-up of the deployment's name. The driver's resolver shows its query as Rust's debug output.
+fn of_lookup(message: &str) -> String {
+    let query = message.split_once("no records found for Query { name: Name(\"");
+    let query = query.and_then(|(_, query)| query.split_once("\"), query_type: "));
+    match query {
+        Some((name, rest)) => {
+            let name = name.trim_end_matches('.');
+            let kind = rest.split([',', ' ']).next().unwrap_or_default();
+            format!("the name server has no {kind} record of {name}; is the host name in upstream right?")
+        }
+        None => {
+            let text = message.split_once(" {").map_or(message, |(text, _)| text);
+            format!(
+                "the deployment's name can't be looked up: {text}; does the name server answer, and is upstream right?"
+            )
+        }
     }
 }
 
@@ -133,9 +166,24 @@ mod tests {
         let cleared = "Connection pool for a:1 cleared because another operation failed with: Kind: I/O error: broken pipe, labels: \
                        {\"RetryableWriteError\"}, source: None, server response: None";
         assert_eq!(
-            plain(cleared),
-            "Connection pool for a:1 cleared because another operation failed with: broken pipe"
+            of_pool(cleared),
+            "the connections to a:1 were closed, because one of them failed: broken pipe"
         );
+        assert_eq!(of_pool("another text"), "another text");
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_looked_up_is_named_without_debug_output() {
+        let query = "DNS error: no records found for Query { name: Name(\"_mongodb._tcp.h.\"), query_type: SRV, query_class: IN }";
+        assert_eq!(
+            of_lookup(query),
+            "the name server has no SRV record of _mongodb._tcp.h; is the host name in upstream right?"
+        );
+        assert_eq!(
+            of_lookup("request timed out"),
+            "the deployment's name can't be looked up: request timed out; does the name server answer, and is upstream right?"
+        );
+        assert!(!of_lookup("no reply to Query { name: Name(\"h.\") }").contains(['{', '(']));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 
 use super::failure::CliFailure;
+use super::report_file::ReportFile;
 use super::signals::Signals;
 use super::{ConfigFile, Exit, say};
 use crate::config::Config;
@@ -30,14 +31,16 @@ pub(super) struct DoctorOptions {
 pub(super) fn run(file: &ConfigFile, options: &DoctorOptions) -> Result<Exit, CliFailure> {
     let config = Config::load(&file.config)?;
     telemetry::start(&config.log, None)?;
+    // Before the checks, which take long.
+    let bundle = options.bundle.as_deref().map(ReportFile::create).transpose()?;
     let runtime = tokio::runtime::Runtime::new()?;
     let (report, is_interrupted) = runtime.block_on(examine(&config, options))?;
     match options.json {
         true => say(&format!("{:#}", report.to_json())),
         false => say(&format!("\n{}", report.summary())),
     }
-    if let Some(bundle) = &options.bundle {
-        std::fs::write(bundle, report.bundle())?;
+    if let Some(bundle) = bundle {
+        bundle.finish(report.bundle().trim_end())?;
     }
     Ok(match report.worst() {
         _ if is_interrupted => Exit::Unsure,

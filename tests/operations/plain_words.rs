@@ -250,6 +250,43 @@ fn configurations_that_are_wrong() {
     }
 }
 
+/// An operator who waits minutes for the checks must not learn only then that their file can't be written.
+#[test]
+fn files_that_cannot_be_written() {
+    let settings = format!("upstream: mongodb://127.0.0.1:1\n{CONSTRAINTS}");
+    for arguments in [
+        &["doctor", "--bundle", "/no/such/folder/b"][..],
+        &["backfill", "--report", "/no/such/folder/b"],
+    ] {
+        let said = said(arguments, &settings, &["/no/such/folder/b: No such file or directory"]);
+        let expected = "keyward: the report can't be written to /no/such/folder/b: ";
+        assert!(said.starts_with(expected) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn numbers_that_are_none() {
+    let settings = format!("upstream: mongodb://127.0.0.1:1\n{CONSTRAINTS}");
+    for (arguments, expected) in [
+        (
+            &["verify", "--rate", "0"][..],
+            "'--rate <NUMBER>': not a whole number from 1 to 4294967295",
+        ),
+        (
+            &["verify", "--rate", "x"],
+            "'--rate <NUMBER>': not a whole number from 1 to 4294967295",
+        ),
+        (
+            &["shard", "a.b", r#"{"a": 1}"#, "--watch", "x"],
+            "'--watch <SECONDS>': not a whole number from 0 to 4294967295",
+        ),
+        (&["shard", "a.b", "[1]"], "'<KEY>': not a JSON object"),
+        (&["shard", "a.b", "{region: 1}"], "it can't be read at its column 2"),
+    ] {
+        said(arguments, &settings, &[expected]);
+    }
+}
+
 #[test]
 fn ports_that_are_taken_or_not_keywards() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

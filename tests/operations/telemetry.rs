@@ -94,6 +94,23 @@ fn promtool(arguments: &[&str]) {
 }
 
 #[test]
+fn every_alert_describes_what_to_look_at() {
+    let alerts: serde_yaml::Value = serde_yaml::from_str(&std::fs::read_to_string(path(ALERTS)).unwrap()).unwrap();
+    let rules = alerts["groups"].as_sequence().unwrap().iter();
+    let rules = rules.flat_map(|group| group["rules"].as_sequence().unwrap());
+    let mut count = 0;
+    for rule in rules {
+        let name = rule["alert"].as_str().unwrap();
+        for annotation in ["summary", "description"] {
+            let text = rule["annotations"][annotation].as_str().unwrap_or_default();
+            assert!(!text.is_empty(), "{name} has no {annotation}");
+        }
+        count += 1;
+    }
+    assert!(count > 10, "{count}");
+}
+
+#[test]
 fn the_alerts_go_off_when_they_should() {
     promtool(&["check", "rules", path(ALERTS).to_str().unwrap()]);
     promtool(&[

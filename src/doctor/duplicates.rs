@@ -2,8 +2,7 @@
 //!
 //! It only reads.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use super::check::CheckOutcome;
 use crate::catalog::Protected;
@@ -13,7 +12,7 @@ use crate::constraint::Key;
 use crate::counted::Counted;
 use crate::extended_json::as_json;
 use crate::metrics::Metrics;
-use crate::prepare::{self, PrepareError};
+use crate::prepare::{self, DuplicateGroups, PrepareError, Report, UnindexableDocument};
 use crate::proxy_collection::{Owner, StoreError};
 use crate::raw::Doc;
 use crate::reservation::Scope;
@@ -21,8 +20,8 @@ use crate::upstream::Upstream;
 
 /// How many documents of a collection are read.
 const SAMPLE: u32 = 10_000;
-/// How many pairs are named.
-const NAMED_MAX: usize = 5;
+/// How many keys are named.
+const KEYS_NAMED: usize = 5;
 
 /// The result for a sample of one constraint's documents.
 #[derive(Debug)]
@@ -54,30 +53,27 @@ pub async fn sample_duplicates(config: &Config, upstream: &Upstream) -> Result<V
     Ok(sampled)
 }
 
-/// The documents that were read, and those that violate the constraint.
+/// The documents that were read, and those of them that violate the constraint.
 struct Sample {
     documents: usize,
     /// About how many there are.
     of: u64,
-    /// Two owners of one key, and the server's error for it; several documents with one key are several pairs.
-    pairs: Vec<(String, Owner, Owner)>,
-    /// The documents that no index over the fields could take.
-    unindexable: Vec<String>,
+    report: Report,
+}
+
+/// A document that has a key in the sample.
+struct SampledOwner {
+    owner: Owner,
+    lacks_fields: bool,
 }
 
 async fn sample(protected: &Protected, position: usize) -> Result<Sample, StoreError> {
     let proxy = &protected.constraints[position];
     let (of, _) = proxy.estimate().await?;
     let documents = proxy.sample(SAMPLE, &protected.shard_key).await?;
-    let mut sample = Sample {
-        documents: 0,
-        of,
-        pairs: Vec::new(),
-        unindexable: Vec::new(),
-    };
-    let mut owners: HashMap<Key, Owner> = HashMap::new();
-    let mut seen = std::collections::HashSet::new();
-    let mut suspects: Vec<(Key, Owner, Owner)> = Vec::new();
+    let mut owners: HashMap<Key, Vec<SampledOwner>> = HashMap::new();
+    let mut groups = DuplicateGroups::of(&proxy.constraint);
+    let mut seen = HashSet::new();
     for document in &documents {
         let malformed = |_| StoreError::Unexpected("a document");
         let doc = Doc::new(document.as_bytes()).map_err(malformed)?;
@@ -86,54 +82,53 @@ async fn sample(protected: &Protected, position: usize) -> Result<Sample, StoreE
         if !seen.insert(as_json(&owner.id).to_string()) {
             continue;
         }
-        sample.documents += 1;
         match keys_under(protected, position, doc) {
             Ok(keys) => {
+                let lacks_fields = proxy.constraint.lacks_fields(doc);
                 for key in keys {
-                    match owners.entry(key) {
-                        Entry::Occupied(taken) => {
-                            suspects.push((taken.key().clone(), taken.get().clone(), owner.clone()));
-                        }
-                        Entry::Vacant(free) => {
-                            free.insert(owner.clone());
-                        }
-                    }
+                    let owner = owner.clone();
+                    owners
+                        .entry(key)
+                        .or_default()
+                        .push(SampledOwner { owner, lacks_fields });
                 }
             }
-            Err(error) => sample.unindexable.push(format!("_id {}: {error}", as_json(&owner.id))),
+            Err(error) => groups.add_unindexable(UnindexableDocument::of(document, &error)),
         }
     }
-    // One of the two may have given the key up while the sample was read.
-    let pairs = suspects.iter().flat_map(|(key, one, other)| [(key, one), (key, other)]);
+    owners.retain(|_, owners| owners.len() > 1);
+    // They may have given the key up while the sample was read.
+    let pairs = owners
+        .iter()
+        .flat_map(|(key, owners)| owners.iter().map(move |one| (key, &one.owner)));
     let held = proxy.look_up(&pairs.collect::<Vec<_>>(), Scope::Everywhere).await?;
-    for ((key, one, other), held) in suspects.into_iter().zip(held.chunks(2)) {
-        if held.iter().all(|held| *held) {
-            let text = String::from_utf8_lossy(proxy.constraint.duplicate(&key).errmsg()).into_owned();
-            sample.pairs.push((text, one, other));
+    let mut held = held.into_iter();
+    for (key, owners) in &owners {
+        let holders: Vec<_> = owners.iter().filter(|_| held.next() == Some(true)).collect();
+        if let Some((first, others)) = holders.split_first() {
+            for one in others {
+                let lacks_fields = first.lacks_fields || one.lacks_fields;
+                groups.add(key, &one.owner.id, &first.owner.id, lacks_fields);
+            }
         }
     }
-    Ok(sample)
+    Ok(Sample {
+        documents: seen.len(),
+        of,
+        report: groups.finish(None),
+    })
 }
 
 impl Sample {
     fn outcome(&self) -> CheckOutcome {
         let documents = self.documents;
-        let violating = self.pairs.len() + self.unindexable.len();
-        if violating > 0 {
-            let pairs = self
-                .pairs
-                .iter()
-                .map(|(text, one, other)| format!("{text}: _id {one} and _id {other}"));
-            let named: Vec<String> = pairs.chain(self.unindexable.iter().cloned()).take(NAMED_MAX).collect();
-            let named = named.join("; ");
-            let more = match violating.saturating_sub(NAMED_MAX) {
-                0 => String::new(),
-                more => format!("; and {more} more"),
-            };
+        if !self.report.is_empty() {
+            let violating = self.report.count;
             let violate = if violating == 1 { "violates" } else { "violate" };
             return CheckOutcome::Failed(format!(
-                "{violating} of {} that were read {violate} it: {named}{more}",
-                Counted(documents, "document")
+                "of {} in the sample, {violating} {violate} it, counting all but one of each key{}",
+                Counted(documents, "document"),
+                self.report.lines(KEYS_NAMED)
             ));
         }
         let of = self.of;

@@ -52,8 +52,8 @@ impl Line {
         match &self.outcome {
             CheckOutcome::Passed(seen) if seen.is_empty() => format!("✓ {name}"),
             CheckOutcome::Passed(seen) => format!("✓ {name}: {seen}"),
-            CheckOutcome::Warned(seen) => format!("‼ {name}: {seen}. At risk: {}", self.check.at_risk),
-            CheckOutcome::Failed(seen) => format!("✗ {name}: {seen}. At risk: {}", self.check.at_risk),
+            CheckOutcome::Warned(seen) => format!("‼ {name}: {} At risk: {}", sentence(seen), self.check.at_risk),
+            CheckOutcome::Failed(seen) => format!("✗ {name}: {} At risk: {}", sentence(seen), self.check.at_risk),
             CheckOutcome::Skipped(why) => format!("- {name}: skipped, {why}"),
         }
     }
@@ -79,6 +79,14 @@ impl Line {
             CheckOutcome::Warned(_) => Worst::Warned,
             CheckOutcome::Failed(_) => Worst::Failed,
         }
+    }
+}
+
+/// `text` with a full stop, unless it is a question.
+fn sentence(text: &str) -> String {
+    match text.ends_with(['?', '.', '!']) {
+        true => text.to_owned(),
+        false => format!("{text}."),
     }
 }
 

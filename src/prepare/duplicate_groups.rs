@@ -82,9 +82,9 @@ fn null_path(key: &Key) -> Option<String> {
     Some(String::from_utf8_lossy(null.name).into_owned())
 }
 
-/// The documents that violate one constraint, while a backfill finds them.
+/// The documents that violate one constraint, while a backfill or a sample finds them.
 #[derive(Debug)]
-pub(super) struct DuplicateGroups<'a> {
+pub struct DuplicateGroups<'a> {
     constraint: &'a Constraint,
     report: Report,
     /// How many documents have each key.
@@ -100,7 +100,7 @@ pub(super) struct DuplicateGroups<'a> {
 
 impl<'a> DuplicateGroups<'a> {
     /// None found yet.
-    pub(super) fn of(constraint: &'a Constraint) -> DuplicateGroups<'a> {
+    pub fn of(constraint: &'a Constraint) -> DuplicateGroups<'a> {
         DuplicateGroups {
             constraint,
             report: Report::of(constraint),
@@ -114,12 +114,12 @@ impl<'a> DuplicateGroups<'a> {
     }
 
     /// Whether every document so far agrees with the constraint.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.report.is_empty()
     }
 
     /// Adds a document with `key`, which another one, `holder`, has already.
-    pub(super) fn add(&mut self, key: &Key, id: &RawBson, holder: &RawBson, lacks_fields: bool) {
+    pub fn add(&mut self, key: &Key, id: &RawBson, holder: &RawBson, lacks_fields: bool) {
         self.report.count += 1;
         let fingerprint = fingerprint(key);
         let is_room = self.counts.len() < self.keys_counted_max;
@@ -162,12 +162,12 @@ impl<'a> DuplicateGroups<'a> {
     }
 
     /// Adds a document that can't have a key.
-    pub(super) fn add_unindexable(&mut self, document: UnindexableDocument) {
+    pub fn add_unindexable(&mut self, document: UnindexableDocument) {
         self.report.add_unindexable(document);
     }
 
     /// The report, with `duplicate`, the server's error for the first duplicate.
-    pub(super) fn finish(mut self, duplicate: Option<crate::constraint::DuplicateKey>) -> Report {
+    pub fn finish(mut self, duplicate: Option<crate::constraint::DuplicateKey>) -> Report {
         let documents: u64 = self.counts.values().sum::<u64>() + self.uncounted;
         let listed: u64 = self.ranked.iter().map(|(documents, _)| documents).sum();
         self.report.unlisted = UnlistedKeys {

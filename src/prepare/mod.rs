@@ -56,6 +56,7 @@ use collated::collated;
 use definition::Definitions;
 pub use definition::{Standing, begin_build, replace_ended_definition, suspend_unless_enforced};
 pub use dry_run::find_duplicates;
+pub use duplicate_groups::DuplicateGroups;
 pub use error::PrepareError;
 pub use existing::Existing;
 pub use known::{
@@ -63,7 +64,7 @@ pub use known::{
 };
 pub use left_out::{Collections, suspend_lacking};
 pub use removal::Removal;
-pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
+pub use report::{DuplicatedKey, Report, ReportLines, Reports, UnindexableDocument, UnlistedKeys};
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
 pub use stored_definition::{ConstraintState, DEFINITIONS, definition_id};

@@ -84,7 +84,7 @@ pub struct UnindexableDocument {
 
 impl UnindexableDocument {
     /// `document`, which has no key because of `reason`.
-    pub(super) fn of(document: &RawDocument, reason: &dyn fmt::Display) -> UnindexableDocument {
+    pub fn of(document: &RawDocument, reason: &dyn fmt::Display) -> UnindexableDocument {
         let id = document.get("_id").ok().flatten();
         UnindexableDocument {
             id: id.map_or(Value::Null, |id| shortened(as_json(&id.into()))),
@@ -135,6 +135,11 @@ impl Report {
                  delete them, then try again"
             ),
         }
+    }
+
+    /// The lines that name its worst keys, so many of them, and the documents without a key.
+    pub fn lines(&self, keys: usize) -> ReportLines<'_> {
+        ReportLines { report: self, keys }
     }
 
     /// Adds a document that can't have a key.
@@ -191,19 +196,33 @@ impl Reports {
     }
 }
 
+/// The lines of a report that name keys and documents; each begins with a line break.
+#[derive(Debug)]
+pub struct ReportLines<'a> {
+    report: &'a Report,
+    /// How many keys are shown.
+    keys: usize,
+}
+
 /// With `{:#}`, every listed key is shown.
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = match formatter.alternate() {
+        let keys = match formatter.alternate() {
             true => KEYS_LISTED,
             false => KEYS_SHOWN,
         };
-        formatter.write_str(&self.without_values())?;
-        for key in self.keys.iter().take(shown) {
+        write!(formatter, "{}{}", self.without_values(), self.lines(keys))
+    }
+}
+
+impl fmt::Display for ReportLines<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReportLines { report, keys: shown } = self;
+        for key in report.keys.iter().take(*shown) {
             write!(formatter, "\n  {key}")?;
         }
-        let unlisted = self.unlisted;
-        let hidden = self.keys.iter().skip(shown);
+        let unlisted = report.unlisted;
+        let hidden = report.keys.iter().skip(*shown);
         let (keys, documents) = hidden.fold((unlisted.keys, unlisted.documents), |(keys, documents), key| {
             (keys + 1, documents + key.documents)
         });
@@ -215,10 +234,10 @@ impl fmt::Display for Report {
                 Counted(keys, "more key")
             )?;
         }
-        for document in &self.unindexable {
+        for document in &report.unindexable {
             write!(formatter, "\n  {document}")?;
         }
-        match self.unindexable_count.saturating_sub(self.unindexable.len() as u64) {
+        match report.unindexable_count.saturating_sub(report.unindexable.len() as u64) {
             0 => Ok(()),
             more => write!(formatter, "\n  and {} without a key", Counted(more, "more document")),
         }

@@ -75,16 +75,52 @@ fn duplicates_on_two_shards_are_found_and_named_and_nothing_is_created() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(65), "{said}");
     assert!(
-        said.contains("✗ connected.users email_1: 1 of 4 documents that were read violates it"),
+        said.contains(
+            "✗ connected.users email_1: of 4 documents in the sample, 1 violates it, counting all but one of each key\n  \
+             2 documents have {\"email\":\"a@x\"}: _id "
+        ),
         "{said}"
     );
-    assert!(
-        said.contains("_id 1") && said.contains("_id 4") && said.contains("a@x"),
-        "{said}"
-    );
+    assert!(said.contains("_id 1, 4\n") || said.contains("_id 4, 1\n"), "{said}");
     assert_eq!(databases(), before);
     let collections = names(&cluster.run("connected", doc! { "listCollections": 1 }).unwrap());
     assert_eq!(collections, ["users"]);
+}
+
+/// Five lines about one missing field would hide the other duplicates.
+#[test]
+fn documents_are_grouped_by_their_keys_with_a_hint() {
+    let set = ReplicaSet::shared();
+    let mut documents: Vec<Document> = (0..40).map(|id| doc! { "_id": id }).collect();
+    documents.extend((40..54).map(|id| user(id, &format!("{}@x", id / 2))));
+    set.run("connected_grouped", doc! { "insert": "users", "documents": documents })
+        .unwrap();
+    let output = check(&set.uri(), "connected_grouped.users");
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(65), "{said}");
+    let lines: Vec<&str> = said
+        .lines()
+        .skip_while(|line| !line.starts_with("✗ connected_grouped"))
+        .collect();
+    assert_eq!(
+        lines[0],
+        "✗ connected_grouped.users email_1: of 54 documents in the sample, 46 violate it, counting all but one of each key",
+        "{said}"
+    );
+    let null = lines[1];
+    assert!(
+        null.starts_with("  40 documents have {\"email\":null}: _id ") && null.contains(" and 35 more; "),
+        "{said}"
+    );
+    assert!(
+        null.ends_with("documents without the field: `sparse: true` leaves them out"),
+        "{said}"
+    );
+    assert!(
+        lines[2].starts_with("  2 documents have {\"email\":\"20@x\"}: _id "),
+        "{said}"
+    );
+    assert_eq!(lines[6], "  and 3 more keys, which 6 documents have", "{said}");
 }
 
 /// A sample may give a document twice, and isn't the whole.
@@ -119,4 +155,8 @@ fn a_deployment_that_is_not_there_is_an_error_of_the_deployment() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(69), "{said}");
     assert!(said.contains("✗ deployment answers: "), "{said}");
+    assert!(
+        said.contains("is upstream right? At risk: no client can be served\n"),
+        "{said}"
+    );
 }

@@ -403,7 +403,10 @@ fn a_deployment_that_does_not_answer() {
     let lines = lines(&output);
     assert_eq!(output.status.code(), Some(2), "{lines:#?}");
     assert!(lines[2].starts_with("✗ deployment answers: "), "{lines:#?}");
-    assert!(lines[2].ends_with(". At risk: no client can be served"), "{lines:#?}");
+    assert!(
+        lines[2].ends_with("is upstream right? At risk: no client can be served"),
+        "{lines:#?}"
+    );
     let skipped = lines
         .iter()
         .filter(|line| line.ends_with("skipped, the deployment can't be used"));

@@ -4,6 +4,8 @@
 //! constraints on one collection with the same name or the same meaning, and two constraints that would share a proxy
 //! collection.
 
+mod parts;
+
 use std::sync::Arc;
 
 use bson::{Bson, doc};
@@ -111,37 +113,20 @@ fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, St
             faults.push((path.field("key").field(field), reason));
         }
     }
-    let parts = [
-        (
-            "name",
-            spec.name.is_some(),
-            IndexSpec {
-                name: spec.name.clone(),
-                ..plain()
-            },
-        ),
-        (
-            "partialFilterExpression",
-            spec.partial_filter_expression.is_some(),
-            IndexSpec {
-                partial_filter_expression: spec.partial_filter_expression.clone(),
-                ..plain()
-            },
-        ),
-        (
-            "collation",
-            spec.collation.is_some(),
-            IndexSpec {
-                collation: spec.collation.clone(),
-                ..plain()
-            },
-        ),
-    ];
-    for (setting, is_given, part) in parts {
-        if let Some(error) = is_given.then(|| fault(part)).flatten() {
-            faults.push((path.field(setting), error.to_string()));
-        }
+    let name = IndexSpec {
+        name: spec.name.clone(),
+        ..plain()
+    };
+    if let Some(error) = fault(name) {
+        faults.push((path.field("name"), error.to_string()));
     }
+    faults.extend(
+        spec.collation
+            .iter()
+            .flat_map(|one| parts::of_collation(one, &path.field("collation"))),
+    );
+    let filter = spec.partial_filter_expression.iter();
+    faults.extend(filter.flat_map(|one| parts::of_filter(one, &path.field("partialFilterExpression"))));
     faults
 }
 
@@ -281,8 +266,8 @@ mod tests {
             "constraints[0].key.b: Values in the index key pattern cannot be 0",
             "constraints[0].key.c: an index of type 'text'",
             "constraints[0].name: ",
-            "constraints[0].collation: ",
-            "constraints[0].partialFilterExpression: ",
+            "constraints[0].collation.locale: ",
+            "constraints[0].partialFilterExpression.x: ",
         ] {
             assert!(found.contains(part), "{part} in {found}");
         }
@@ -322,7 +307,7 @@ mod tests {
             ),
             (
                 "{ collection: a.b, key: { x: 1 }, collation: { locale: da } }",
-                "f:3:39: constraints[0].collation: ",
+                "f:3:52: constraints[0].collation.locale: ",
             ),
             (
                 "{ collection: a.b, key: { x.a: 1, x.b: 1 }, route: true }",

@@ -8,6 +8,8 @@ mod document;
 mod foreign;
 mod reason;
 
+pub(super) use reason::unknown;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

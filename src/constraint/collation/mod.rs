@@ -20,6 +20,7 @@ use self::settings::{CaseFirst, CollationSettings};
 use super::SpecError;
 
 pub use self::icu_57::Uncollatable;
+pub use self::settings::COLLATION_FIELDS;
 
 /// The libraries that make the sort keys, and their data. Reservations made with other versions must not be mixed with
 /// these. A test compares the versions with `Cargo.lock`.

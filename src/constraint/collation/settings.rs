@@ -14,6 +14,20 @@ use crate::server::code::{
 /// The server's ICU; every version of MongoDB has had this one.
 const ICU_VERSION: &str = "57.1";
 
+/// The fields of a collation.
+pub const COLLATION_FIELDS: [&str; 10] = [
+    "locale",
+    "strength",
+    "caseLevel",
+    "caseFirst",
+    "numericOrdering",
+    "alternate",
+    "maxVariable",
+    "normalization",
+    "backwards",
+    "version",
+];
+
 /// Which case comes first. It also decides whether case counts by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CaseFirst {
@@ -243,4 +257,25 @@ fn shown(specification: &Document) -> String {
         .ok()
         .and_then(|raw| Doc::new(raw.as_bytes()).and_then(text::document).ok());
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_are_those_that_are_read() {
+        let is_unknown = |name: &str| {
+            let refused = Written::of(&doc! { "locale": "da", name: [] });
+            matches!(
+                refused,
+                Err(SpecError::Refused {
+                    code: UNKNOWN_FIELD,
+                    ..
+                })
+            )
+        };
+        assert!(is_unknown("strenght"));
+        assert!(COLLATION_FIELDS.into_iter().all(|name| !is_unknown(name)));
+    }
 }

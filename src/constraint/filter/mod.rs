@@ -10,6 +10,8 @@ mod parse;
 
 use bson::{Document, spec::ElementType};
 
+pub use self::parse::FILTER_OPERATORS;
+
 use super::SpecError;
 use super::canonical::Uncomparable;
 use super::collation::Collation;

@@ -20,6 +20,11 @@ use crate::server::code::{
 /// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
 const MAX_DEPTH: usize = 4;
 
+/// The operators that a filter may have.
+pub const FILTER_OPERATORS: [&str; 11] = [
+    "$eq", "$gt", "$gte", "$lt", "$lte", "$in", "$all", "$type", "$exists", "$and", "$or",
+];
+
 /// The filter that `expression` describes.
 pub(super) fn filter(expression: Doc<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let root = document(expression, collation, 0)?;

@@ -72,6 +72,7 @@ impl Shown {
         self.work.with(|(_, items)| {
             if let Some(item) = items.get_mut(&self.number) {
                 item.done += documents;
+                item.of = item.of.max(item.done);
             }
         });
     }
@@ -129,6 +130,10 @@ impl Progress {
     /// Adds this many documents to those that are done.
     pub fn advance(&mut self, documents: u64) {
         self.bar.inc(documents);
+        // The number at the start was an estimate.
+        if self.bar.length().is_some_and(|of| of < self.bar.position()) {
+            self.bar.set_length(self.bar.position());
+        }
         if let Some(shown) = &self.shown {
             shown.advance(documents);
         }
@@ -166,6 +171,12 @@ mod tests {
         });
         let [item] = <[WorkItem; 1]>::try_from(during.await).unwrap();
         assert_eq!((item.doing, item.done, item.of), ("backfilling", 7, 10));
+        let during = mine.showing(async {
+            let mut progress = Progress::start("verifying", "shop.users email_1".to_owned(), 0, 3);
+            progress.advance(5);
+            (shown.all()[0].of, progress.bar.length())
+        });
+        assert_eq!(during.await, (5, Some(5)), "more than there were is no progress");
         assert_eq!((mine.all(), others.all()), (vec![], vec![]));
         drop(Progress::start("backfilling", String::new(), 0, 1));
     }

@@ -11,6 +11,7 @@ use super::{ConfigFile, Exit, OneCollection, say};
 use crate::fleet::{Forgotten, Register};
 use crate::instance::StartError;
 use crate::prepare::PrepareError;
+use crate::proxy_collection::StoreError;
 
 /// The Keyward to forget.
 #[derive(Debug, Args)]
@@ -30,9 +31,14 @@ pub(super) fn run(file: &ConfigFile, options: &ForgetOptions) -> Result<Exit, Cl
     let task = Task::new(file, &OneCollection { collection: None })?;
     let forgotten = task.runtime.block_on(async {
         let client = task.connect().await?;
+        let failed = |error: StoreError| StartError::from(PrepareError::from(error));
+        let register = Register::of(&client);
+        let entries = register.recent().await.map_err(failed)?;
+        if !entries.iter().any(|entry| entry.id == id) {
+            return Ok(Forgotten::Unknown);
+        }
         tracing::info!(%id, "watching its entry for as long as it may write without renewing it");
-        let forgotten = Register::of(&client).forget(id).await;
-        Ok::<_, CliFailure>(forgotten.map_err(|error| StartError::from(PrepareError::from(error)))?)
+        Ok::<_, CliFailure>(register.forget(id).await.map_err(failed)?)
     })?;
     match forgotten {
         Forgotten::Gone => {

@@ -13,6 +13,7 @@ mod tls;
 mod traces;
 mod upstream_uri;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Config {
             problems: vec![Problem {
                 position: None,
                 path: SettingPath::top(),
-                reason: format!("cannot be read: {error}"),
+                reason: unreadable(&error),
             }],
         })?;
         let read = Self::from_text(file, &text, variable(UPSTREAM_VARIABLE).as_deref());
@@ -148,6 +149,17 @@ impl Config {
             (Some(config), problems) if problems.is_empty() => Ok(config),
             (_, problems) => Err(refused(problems)),
         }
+    }
+}
+
+/// Why the configuration file can't be read.
+fn unreadable(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "cannot be read: there is no such file; name the configuration file with --config".to_owned()
+        }
+        io::ErrorKind::InvalidData => "cannot be read: it isn't text in UTF-8".to_owned(),
+        _ => format!("cannot be read: {error}"),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::constraint::ConstraintName;
 use crate::fleet::RegisterEntry;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
+use crate::server::driver;
 
 /// Why a constraint in the cluster isn't changed.
 #[derive(Debug, thiserror::Error)]
@@ -70,8 +71,16 @@ pub enum ChangeRefusal {
     #[error("another process changed the constraint at the same moment; run this again")]
     Overtaken,
     /// The deployment doesn't do as it is asked.
-    #[error("the cluster: {0}; run this again")]
+    #[error("the cluster: {0}{next}", next = next_step(.0))]
     Store(#[from] StoreError),
+}
+
+/// Another try helps only if the deployment may answer otherwise: missing rights come with their own way out.
+fn next_step(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Driver(error) if driver::is_about_rights(error) => "",
+        _ => "; run this again",
+    }
 }
 
 fn joined(entries: &[RegisterEntry]) -> String {

@@ -39,6 +39,11 @@ pub fn code_of(error: &Error) -> Option<i32> {
     }
 }
 
+/// Whether the server refused because of the user's name, password or privileges.
+pub fn is_about_rights(error: &Error) -> bool {
+    matches!(*error.kind, ErrorKind::Authentication { .. }) || code_of(error) == Some(code::UNAUTHORIZED)
+}
+
 /// The failures of a batch; `None` if there are none.
 pub fn write_errors(reply: &Document) -> Option<&[Bson]> {
     Some(reply.get_array("writeErrors").ok()?)

@@ -143,9 +143,8 @@ fn problems_go_to_standard_error_and_into_the_exit_code() {
 fn a_file_that_is_not_there_is_a_problem() {
     let output = check("nowhere.yaml", &[]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(
-        String::from_utf8(output.stderr)
-            .unwrap()
-            .starts_with("nowhere.yaml: cannot be read: ")
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "nowhere.yaml: cannot be read: there is no such file; name the configuration file with --config\n"
     );
 }

@@ -163,6 +163,7 @@ fn users_that_may_not() {
         let said = said(task, &nobody, &["code 13, Unauthorized"]);
         let is_examining = ["doctor", "check"].contains(&task[0]);
         assert!(is_examining || said.contains("docs/security.md"), "{said}");
+        assert!(!said.contains("run this again"), "that would change nothing: {said}");
     }
 }
 
@@ -185,11 +186,12 @@ fn documents_that_violate_a_constraint() {
     said(&["backfill"], &settings, &expected);
     said(&["run"], &settings, &expected);
     said(&["verify"], &settings, &["isn't enforced yet"]);
-    said(
+    let forgotten = said(
         &["forget", "0123456789abcdef01234567"],
         &settings,
         &["no Keyward 0123456789abcdef01234567 is in the register"],
     );
+    assert!(!forgotten.contains("watching"), "{forgotten}");
     said(
         &["verify", "--collection", "no.where"],
         &settings,
@@ -301,7 +303,29 @@ fn ports_that_are_taken_or_not_keywards() {
             &["doesn't answer as a Keyward's admin port does"],
         );
         assert!(answer.starts_with("keyward: "), "{answer}");
+        let is_refused = answer.contains("port does: Connection refused (os error 111); is Keyward running there?");
+        assert!(is_refused || admin == &mongod, "{answer}");
     }
+    for admin in ["127.0.0.1", "localhost:", "http://127.0.0.1:9216"] {
+        said(
+            &["status", "--admin", admin],
+            &settings,
+            &["'--admin <HOST:PORT>': not a host with a port, such as 127.0.0.1:9216"],
+        );
+    }
+}
+
+#[test]
+fn files_that_are_no_text() {
+    let file = file("");
+    std::fs::write(&file, b"\xff").unwrap();
+    let checked = Command::new(env!("CARGO_BIN_EXE_keyward"))
+        .args(["check", "--config"])
+        .arg(file.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(checked.stderr).unwrap();
+    assert!(text.ends_with("cannot be read: it isn't text in UTF-8\n"), "{text}");
 }
 
 #[test]

@@ -189,6 +189,60 @@ fn pods_restart_only_for_settings_that_need_it() {
     }
 }
 
+/// The peers that a policy lets through to each port; `None` if it lets all through.
+fn let_through(values: &Value) -> Vec<(String, Option<serde_yaml::Value>)> {
+    let text = rendered(values);
+    let (is_valid, why) = validate(&text);
+    assert!(is_valid, "{why}\n{text}");
+    let all = documents(&text);
+    let spec = &of_kind(&all, "NetworkPolicy")["spec"];
+    assert_eq!(
+        spec["policyTypes"],
+        serde_yaml::from_str::<serde_yaml::Value>("[Ingress]").unwrap()
+    );
+    assert_eq!(spec["podSelector"], of_kind(&all, "StatefulSet")["spec"]["selector"]);
+    let ports = &pod(&text)["spec"]["containers"][0]["ports"];
+    let rule = |rule: &serde_yaml::Value| {
+        let port = rule["ports"][0]["port"].as_str().unwrap();
+        let is_known = ports.as_sequence().unwrap().iter().any(|known| known["name"] == port);
+        assert!(is_known, "{port}");
+        (port.to_owned(), rule.get("from").cloned())
+    };
+    spec["ingress"].as_sequence().unwrap().iter().map(rule).collect()
+}
+
+#[test]
+fn a_policy_keeps_others_from_the_admin_port() {
+    let without = documents(&rendered(&json!({})));
+    assert!(without.iter().all(|document| document["kind"] != "NetworkPolicy"));
+    let open = file("NOTES.txt", &json!({}));
+    assert!(
+        open.contains("reaches their admin port (9216), which asks for no password"),
+        "{open}"
+    );
+
+    let enabled = json!({ "networkPolicy": { "enabled": true } });
+    let rules = let_through(&enabled);
+    assert_eq!(rules[0], ("mongodb".to_owned(), None));
+    assert_eq!(rules[1].0, "admin");
+    let namespace = &rules[1].1.as_ref().unwrap()[0]["namespaceSelector"]["matchLabels"];
+    assert_eq!(namespace["kubernetes.io/metadata.name"], "monitoring");
+    let notes = file("NOTES.txt", &enabled);
+    assert!(notes.contains("Only the peers in networkPolicy.adminFrom"), "{notes}");
+    assert!(!notes.contains("asks for no password"), "{notes}");
+
+    // An empty `from` would let every pod through.
+    let alone = json!({ "networkPolicy": {
+        "enabled": true, "adminFrom": [], "clientsFrom": [{ "podSelector": { "matchLabels": { "app": "shop" } } }],
+    } });
+    let rules = let_through(&alone);
+    assert_eq!(rules.len(), 1, "{rules:?}");
+    assert_eq!(
+        rules[0].1.as_ref().unwrap()[0]["podSelector"]["matchLabels"]["app"],
+        "shop"
+    );
+}
+
 /// Whether the Prometheus operator's schema allows `monitor`, no field but its own; and if not, why.
 fn held_against_schema(monitor: &serde_yaml::Value) -> Result<(), String> {
     let project = testbed::node_project(&repository().join("tests/operations/packaging/monitor")).unwrap();

@@ -36,6 +36,8 @@ fn relaxed(value: Bson) -> Value {
         ),
         Bson::Array(items) => items.into_iter().map(relaxed).collect(),
         Bson::Int64(number) if number.unsigned_abs() > EXACT_MAX => json!({ "$numberLong": number.to_string() }),
+        // Extended JSON knows no sign of it.
+        Bson::Double(number) if number.is_nan() => json!({ "$numberDouble": "NaN" }),
         other => other.into_relaxed_extjson(),
     }
 }
@@ -103,6 +105,7 @@ mod tests {
             (Bson::Double(1.0), "1.0"),
             (Bson::Double(-0.5), "-0.5"),
             (Bson::Double(f64::NAN), r#"{"$numberDouble":"NaN"}"#),
+            (Bson::Double(-f64::NAN), r#"{"$numberDouble":"NaN"}"#),
             (Bson::Double(f64::NEG_INFINITY), r#"{"$numberDouble":"-Infinity"}"#),
             (Bson::String("x".to_owned()), r#""x""#),
             (

@@ -1,29 +1,33 @@
 //! Writes a report to a file: the whole report, or nothing.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::failure::CliFailure;
 
-/// A file that is to hold a report. An existing one stays as it is until the new report is complete.
+/// A file that is to hold a report. An existing one stays as it is until the new report is complete. A device or a pipe is written to.
 #[derive(Debug)]
 pub(super) struct ReportFile {
     path: PathBuf,
-    /// The unfinished file, in the same folder.
-    part: PathBuf,
+    /// The unfinished file, in the same folder; none if `path` is a device or a pipe.
+    part: Option<PathBuf>,
     file: File,
 }
 
 impl ReportFile {
     /// Creates the unfinished file, so that a path that can't be written to is refused before the work begins.
     pub(super) fn create(path: &Path) -> Result<ReportFile, CliFailure> {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
-        let created = match path.is_dir() {
-            true => Err(io::Error::from(io::ErrorKind::IsADirectory)),
-            false => File::create(&part),
+        let is_special = fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir());
+        let part = (!is_special).then(|| {
+            let mut part = path.as_os_str().to_owned();
+            part.push(".part");
+            PathBuf::from(part)
+        });
+        let created = match &part {
+            None => OpenOptions::new().write(true).open(path),
+            Some(_) if path.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
+            Some(part) => File::create(part),
         };
         match created {
             Ok(file) => Ok(ReportFile {
@@ -40,9 +44,10 @@ impl ReportFile {
 
     /// Writes the report and gives the file its name.
     pub(super) fn finish(mut self, report: &str) -> Result<(), CliFailure> {
-        let written = writeln!(self.file, "{report}");
-        let written = written.and_then(|()| self.file.sync_all());
-        let written = written.and_then(|()| fs::rename(&self.part, &self.path));
+        let written = writeln!(self.file, "{report}").and_then(|()| match &self.part {
+            Some(part) => self.file.sync_all().and_then(|()| fs::rename(part, &self.path)),
+            None => Ok(()),
+        });
         written.map_err(|error| CliFailure::Report {
             path: self.path.clone(),
             error,
@@ -52,8 +57,10 @@ impl ReportFile {
 
 impl Drop for ReportFile {
     fn drop(&mut self) {
-        // It is gone already if the report was finished.
-        let _ = fs::remove_file(&self.part);
+        if let Some(part) = &self.part {
+            // It is gone already if the report was finished.
+            let _ = fs::remove_file(part);
+        }
     }
 }
 
@@ -74,6 +81,26 @@ mod tests {
         ReportFile::create(&path).unwrap().finish("two").unwrap();
         assert_eq!((fs::read_to_string(&path).unwrap(), names()), ("two\n".to_owned(), 1));
         assert!(ReportFile::create(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_device_stays_one() {
+        let device = folder_with_a_device();
+        ReportFile::create(&device.1).unwrap().finish("one").unwrap();
+        assert!(!fs::metadata(&device.1).unwrap().is_file());
+    }
+
+    /// A link, so that the real device isn't at stake.
+    fn folder_with_a_device() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("null");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        (folder, link)
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_to_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
         assert!(ReportFile::create(&folder.path().join("no/such/folder")).is_err());
     }
 }

@@ -98,12 +98,11 @@ impl Session {
                 epoch: &mut self.epoch,
                 has_unconfirmed_writes: &mut self.has_unconfirmed_writes,
             };
-            let span_of_client = &self.client_span;
             let serving = span.around(handler.serve(judged, self.last_reply_id));
-            let mut action = span_of_client.around(serving).await?;
+            let mut action = self.client_span.around(serving).await?;
             if matches!(action, Action::Merge(..) | Action::Read(..)) {
                 let carrying_out = handler.carry_out(action, &mut self.client_in);
-                action = span_of_client.around(span.around(carrying_out)).await?;
+                action = self.client_span.around(span.around(carrying_out)).await?;
             }
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);

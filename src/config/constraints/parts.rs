@@ -1,6 +1,7 @@
 //! Finds all faults of a collation or a partial filter. [`Constraint::new`] stops at the first one, as the server does.
 //!
-//! Each part is checked alone, in a specification that is valid otherwise.
+//! If the whole is refused, each part is checked alone, in a specification that is valid otherwise. A part of a valid whole may be refused
+//! alone, such as `$id` without `$ref`.
 
 use bson::{Bson, Document, doc};
 
@@ -19,6 +20,9 @@ pub(super) fn of_collation(collation: &Document, path: &SettingPath) -> Vec<Faul
             ..IndexSpec::default()
         })
     };
+    if fault(collation.clone()).is_none() {
+        return Vec::new();
+    }
     let mut faults = Vec::new();
     for (name, value) in collation {
         let alone = match name.as_str() {
@@ -44,11 +48,14 @@ pub(super) fn of_collation(collation: &Document, path: &SettingPath) -> Vec<Faul
 
 /// The faults of a partial filter: those of each condition, or else that of the conditions together.
 pub(super) fn of_filter(filter: &Document, path: &SettingPath) -> Vec<FaultOfPart> {
-    let mut faults = of_conditions(filter, path);
-    if faults.is_empty() {
-        faults.extend(of_filter_alone(filter.clone(), path));
+    let Some(whole) = of_filter_alone(filter.clone(), path) else {
+        return Vec::new();
+    };
+    let faults = of_conditions(filter, path);
+    match faults.is_empty() {
+        true => vec![whole],
+        false => faults,
     }
-    faults
 }
 
 fn of_conditions(filter: &Document, path: &SettingPath) -> Vec<FaultOfPart> {
@@ -150,6 +157,7 @@ mod tests {
         );
         assert_eq!(of(doc! { "locale": "en", "strength": 2 }), Vec::<String>::new());
         assert_eq!(of(doc! { "locale": "simple" }), Vec::<String>::new());
+        assert_eq!(of(doc! { "locale": "simple", "version": "60" }), Vec::<String>::new());
     }
 
     #[test]
@@ -172,5 +180,6 @@ mod tests {
         assert_eq!(of(deep), ["f: partialFilterExpression depth may not exceed 4"]);
         let valid = doc! { "a": { "$gt": 1, "$lt": 5 }, "$and": [{ "b": { "$exists": true } }, { "c": { "$type": "string" } }] };
         assert_eq!(of(valid), Vec::<String>::new());
+        assert_eq!(of(doc! { "a": { "$ref": "users", "$id": 1 } }), Vec::<String>::new());
     }
 }

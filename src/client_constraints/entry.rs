@@ -48,6 +48,16 @@ pub struct ClientConstraint {
 }
 
 impl ClientConstraint {
+    /// The same constraint in another entry.
+    pub fn renumbered(&self) -> ClientConstraint {
+        let id = ObjectId::new();
+        ClientConstraint {
+            id,
+            constraint: self.constraint.in_entry(id).into(),
+            ..self.clone()
+        }
+    }
+
     /// Its form in the list.
     pub(super) fn document(&self) -> Document {
         let spec = self.constraint.spec();

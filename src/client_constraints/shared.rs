@@ -1,9 +1,10 @@
 //! Shares one Keyward's view of the list between its connections and the tasks that follow the list.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bson::Document;
 use bson::oid::ObjectId;
 use tokio::sync::Notify;
 
@@ -31,6 +32,8 @@ pub struct SharedList {
     basis: AtomicI64,
     /// The entries whose builds this Keyward has begun.
     begun: Mutex<HashSet<ObjectId>>,
+    /// The replies for clients that wait for constraints which held before, and which documents violate.
+    violated: Mutex<HashMap<ObjectId, Document>>,
 }
 
 impl SharedList {
@@ -41,6 +44,7 @@ impl SharedList {
             changed: Notify::new(),
             basis: AtomicI64::new(basis),
             begun: Mutex::default(),
+            violated: Mutex::default(),
         }
     }
 
@@ -119,5 +123,24 @@ impl SharedList {
     /// Whether this Keyward has begun the build of this entry.
     pub fn has_begun(&self, id: ObjectId) -> bool {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
+    }
+
+    /// Notes the `reply` for a client that waits for this entry, which held before: documents violate it. The constraint stays.
+    pub fn note_violated(&self, id: ObjectId, reply: Document) {
+        self.violations().insert(id, reply);
+    }
+
+    /// The reply for a client that waits for this entry, if documents violated it when they were read last.
+    pub fn violated(&self, id: ObjectId) -> Option<Document> {
+        self.violations().get(&id).cloned()
+    }
+
+    /// Forgets what is known of documents that violate this entry: they are read again.
+    pub fn forget_violated(&self, id: ObjectId) {
+        self.violations().remove(&id);
+    }
+
+    fn violations(&self) -> MutexGuard<'_, HashMap<ObjectId, Document>> {
+        self.violated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

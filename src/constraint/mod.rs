@@ -297,6 +297,13 @@ impl Constraint {
         self.spec.client_entry
     }
 
+    /// The same constraint, with another number in the list of clients' constraints.
+    pub fn in_entry(&self, id: ObjectId) -> Constraint {
+        let mut constraint = self.clone();
+        constraint.spec.client_entry = Some(id);
+        constraint
+    }
+
     /// The error of a document whose `key` is taken.
     ///
     /// `key` comes from [`Constraint::keys`], so it has its values. Under a collation the error shows sort keys of

@@ -108,7 +108,12 @@ impl<'a> Builds<'a> {
                         // Until the list is applied without it.
                         backfilled.waiting.push(WaitingConstraint::of(constraint, Vec::new()));
                     }
-                    false => backfilled.violated.extend(reports.0),
+                    false => {
+                        if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+                            list.note_violated(id, reply_of_violated(&reports));
+                        }
+                        backfilled.violated.extend(reports.0);
+                    }
                 },
                 Err(error) => return Err(error),
             }

@@ -51,9 +51,9 @@ pub async fn build(
     indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let (mut builds, mut own) = (Vec::new(), Vec::new());
+    let (mut builds, mut own, mut read_again) = (Vec::new(), Vec::new(), Vec::new());
     let reply = loop {
-        builds = match publish(context, wanted, indexes, deadline).await {
+        builds = match publish(context, wanted, (indexes, &mut read_again), deadline).await {
             Ok(builds) => builds,
             Err(refusal) if own.is_empty() => {
                 return Err(FailedBuild {
@@ -64,7 +64,7 @@ pub async fn build(
             }
             Err(refusal) => break refusal.error().body(),
         };
-        own.extend(builds.iter().filter(|build| build.is_own).map(|build| build.id));
+        own.extend(builds.iter().filter_map(|build| build.made.clone()));
         match await_built(context, wanted, (&builds, &own), deadline).await {
             Ok(()) => return Ok(()),
             Err(Unbuilt::EndedByOther) => {}
@@ -81,29 +81,27 @@ pub async fn build(
 async fn withdraw(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    (builds, own): (&[AwaitedBuild], &[ObjectId]),
+    (builds, own): (&[AwaitedBuild], &[ClientConstraint]),
     reply: Vec<u8>,
 ) -> Result<(), FailedBuild> {
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
-        // The list doesn't have the constraints of the file.
-        is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
+        // The list doesn't have the constraints of the file, nor does it say which documents have been read again.
+        let is_known = |build: &AwaitedBuild| !build.is_read_again && holds(build.id);
+        is_built = wanted.of_file.is_empty() && builds.iter().all(is_known);
         let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
-        let removed = own.iter().filter(|id| list.end_build(**id, &ended)).count();
+        let removed = own.iter().filter(|made| list.end_build(made.id, &ended)).count();
         // If they hold by now, they stay, although another constraint of the command failed: another client may know of them.
-        is_withdrawn = !own.is_empty() && own.iter().all(|id| list.entry(*id).is_none());
+        is_withdrawn = !own.is_empty() && own.iter().all(|made| list.entry(made.id).is_none());
         (removed > 0).then_some(())
     });
     match withdrawn.await {
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
-            let of_own = wanted
-                .entries
-                .iter()
-                .filter(|entry| is_withdrawn && own.contains(&entry.id));
-            let ended = of_own.map(|entry| entry.constraint.clone()).collect();
+            let withdrawn = own.iter().filter(|_| is_withdrawn);
+            let ended = withdrawn.map(|made| made.constraint.clone()).collect();
             Err(FailedBuild {
                 reply,
                 is_withdrawn,
@@ -125,19 +123,21 @@ async fn withdraw(
 struct AwaitedBuild {
     /// Its entry in the list.
     id: ObjectId,
-    /// Whether this command made the entry.
-    is_own: bool,
+    /// The same entry, if this command made it.
+    made: Option<ClientConstraint>,
+    /// Whether the constraint held before, and its documents are read again.
+    is_read_again: bool,
 }
 
-/// Adds the constraints to the list, except those that it has. One that it has for a former collection is built again, and stays in the list
-/// meanwhile.
+/// Adds the constraints to the list, except those that it has. One that was being built for a former collection is built again, and stays in
+/// the list meanwhile. One that held for it stays as it is, and its documents are read again: it is added to `read_again`.
 ///
 /// Another client's `dropIndexes` may have dropped the index of a listed constraint before this command made the index again. Then the
 /// list gets another version, although its entries stay. So the other command can't remove the constraint without noticing the index.
 async fn publish(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    indexes: FoundIndexes<'_>,
+    (indexes, read_again): (FoundIndexes<'_>, &mut Vec<ObjectId>),
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
     // The list may be gone. Every Keyward is behind a list that is made anew, and ends what the former one had. Without one, some Keywards
@@ -145,41 +145,70 @@ async fn publish(
     let needs_list = !wanted.entries.is_empty();
     let make = |list: &mut ClientConstraints| (needs_list && list.version == 0).then_some(());
     context.list.change(make).await?;
-    settle_outdated(context, wanted, indexes.before).await?;
-    for effective in &wanted.effective {
-        replace_ended_definition(context, wanted, effective, deadline).await?;
-    }
-    let mut builds = Vec::new();
-    let mut conflict = None;
-    let add = |list: &mut ClientConstraints| {
-        builds.clear();
-        let mut is_changed = false;
-        for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
-            let same = match wanted.same_in(list, effective) {
-                Ok(same) => same.map(|same| (same.id, same.collection_uuid == entry.collection_uuid)),
-                Err(refusal) => {
-                    conflict = Some(refusal);
-                    return None;
-                }
-            };
-            is_changed |= !matches!(same, Some((_, true))) || indexes.may_have_lacked(entry.constraint.name());
-            let (id, is_own) = match same {
-                Some((id, true)) => (id, false),
-                Some((id, false)) => {
-                    list.renew(id, entry);
-                    (entry.id, false)
-                }
-                None => {
-                    list.constraints.push(entry.clone());
-                    (entry.id, true)
-                }
-            };
-            builds.push(AwaitedBuild { id, is_own });
+    loop {
+        read_again.extend(settle_outdated(context, wanted, indexes.before).await?);
+        for effective in &wanted.effective {
+            replace_ended_definition(context, wanted, effective, deadline).await?;
         }
-        is_changed.then_some(())
-    };
-    context.list.change(add).await?;
-    conflict.map_or(Ok(builds), Err)
+        let mut added = Ok(None);
+        let change = |list: &mut ClientConstraints| {
+            added = add(list, wanted, (indexes, read_again));
+            let is_changed = matches!(&added, Ok(Some(added)) if added.is_list_changed);
+            is_changed.then_some(())
+        };
+        context.list.change(change).await?;
+        if let Some(added) = added? {
+            return Ok(added.builds);
+        }
+    }
+}
+
+/// The constraints that a client waits for, as the list has them.
+struct PublishedEntries {
+    builds: Vec<AwaitedBuild>,
+    is_list_changed: bool,
+}
+
+/// Adds the constraints to `list`, as [`publish`] does. Returns none if `list` has one that held for a former collection: it must be settled
+/// before.
+///
+/// Each entry gets a new number at every try. The list may have had an earlier one, and a number that ended says nothing about the
+/// constraint: Keywards may have written without it since.
+fn add(
+    list: &mut ClientConstraints,
+    wanted: &WantedConstraints,
+    (indexes, read_again): (FoundIndexes<'_>, &[ObjectId]),
+) -> Result<Option<PublishedEntries>, IndexRefusal> {
+    let (mut builds, mut is_list_changed) = (Vec::new(), false);
+    for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
+        let same = wanted.same_in(list, effective)?;
+        let same = same.map(|same| (same.id, same.state, same.collection_uuid == entry.collection_uuid));
+        is_list_changed |= !matches!(same, Some((.., true))) || indexes.may_have_lacked(entry.constraint.name());
+        let (id, made) = match same {
+            Some((id, _, true)) => (id, None),
+            Some((_, BuildState::Built, false)) => return Ok(None),
+            Some((id, BuildState::Building(_), false)) => {
+                let anew = entry.renumbered();
+                list.renew(id, &anew);
+                (anew.id, None)
+            }
+            None => {
+                let anew = entry.renumbered();
+                list.constraints.push(anew.clone());
+                (anew.id, Some(anew))
+            }
+        };
+        let is_read_again = read_again.contains(&id);
+        builds.push(AwaitedBuild {
+            id,
+            made,
+            is_read_again,
+        });
+    }
+    Ok(Some(PublishedEntries {
+        builds,
+        is_list_changed,
+    }))
 }
 
 /// Brings the list up to date with a collection that has another identity than before.
@@ -188,16 +217,16 @@ async fn publish(
 /// documents are read again, because the collection may also have been restored past Keyward. If it doesn't have the index, it was
 /// dropped past Keyward, or Keyward was killed after it had dropped it: then the constraint ends.
 ///
-/// Those that the client asks for again stay as they are: it waits for them.
+/// Those that are being built, and that the client asks for again, stay as they are: it builds them again. Returns those that held.
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
 async fn settle_outdated(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     indexes: Option<&[ListedIndex]>,
-) -> Result<(), IndexRefusal> {
+) -> Result<Vec<ObjectId>, IndexRefusal> {
     let Some(entry) = wanted.entries.first() else {
-        return Ok(());
+        return Ok(Vec::new());
     };
     let namespace = &wanted.namespace;
     let list = context.list.store.read().await?;
@@ -206,7 +235,7 @@ async fn settle_outdated(
     if present.uuid != entry.collection_uuid {
         return Err(IndexRefusal::dropped(&entry.constraint));
     }
-    let (mut others, mut end) = (Vec::new(), Vec::new());
+    let (mut stay, mut end) = (Vec::new(), Vec::new());
     for outdated in list.outdated(namespace, present.uuid.as_ref()) {
         // A constraint that can't have the collection's default collation isn't one of this collection.
         let Ok(constraint) = wanted.effective(&outdated.constraint) else {
@@ -214,21 +243,23 @@ async fn settle_outdated(
             continue;
         };
         let is_same = |effective: &Constraint| matches!(is_same_index(effective, &constraint), Ok(true));
+        // A later finding about its documents counts.
+        context.list.forget_violated(outdated.id);
         if !wanted.is_of_collection(outdated, indexes) || !prepare::suspend_same(client, &constraint).await? {
             end.push(outdated.id);
-        } else if !wanted.effective.iter().any(is_same) {
-            others.push(outdated.id);
+        } else if outdated.state == BuildState::Built || !wanted.effective.iter().any(is_same) {
+            stay.push(outdated.id);
         }
     }
-    if !others.is_empty() {
+    if !stay.is_empty() {
         let uuid = present.uuid.as_ref();
-        let note = |list: &mut ClientConstraints| list.note_collection(&others, uuid).then_some(());
+        let note = |list: &mut ClientConstraints| list.note_collection(&stay, uuid).then_some(());
         context.list.change(note).await?;
     }
     if !end.is_empty() {
         context.list.remove(&end).await?;
     }
-    Ok(())
+    Ok(stay)
 }
 
 /// Replaces the definition that an ended constraint left, if a new constraint of the same name is defined otherwise. It waits until no
@@ -300,36 +331,47 @@ enum Unbuilt {
     EndedByOther,
 }
 
-/// Waits until the constraints hold. Those with the numbers `own` are this command's.
+/// Waits until the constraints hold. This command has made the entries `own`.
 async fn await_built(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    (builds, own): (&[AwaitedBuild], &[ObjectId]),
+    (builds, own): (&[AwaitedBuild], &[ClientConstraint]),
     deadline: Option<Instant>,
 ) -> Result<(), Unbuilt> {
     let mut wait = ClientsWait::until(deadline);
     let entries = wanted.entries.iter().map(|entry| entry.constraint.name());
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
     let reply = |refusal: IndexRefusal| Unbuilt::Refused(refusal.error().body());
+    // The list doesn't say whether these hold now.
+    let read_again = builds
+        .iter()
+        .zip(&wanted.entries)
+        .filter(|(build, _)| build.is_read_again);
+    let read_again = read_again.map(|(_, entry)| &entry.constraint);
+    let unlisted: Vec<_> = read_again.chain(&wanted.of_file).cloned().collect();
     loop {
         let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
         let are_built = are_built(context, &wanted.entries, (builds, own), &list)?;
-        if are_built
-            && are_enforced(context, &wanted.of_file)
+        let are_enforced = are_built
+            && are_enforced(context, &unlisted)
                 .await
-                .map_err(|error| reply(error.into()))?
-        {
+                .map_err(|error| reply(error.into()))?;
+        if are_enforced {
             return Ok(());
+        }
+        let mut read_again = builds.iter().filter(|build| build.is_read_again);
+        if let Some(violated) = read_again.find_map(|build| context.list.violated(build.id)) {
+            return Err(Unbuilt::Refused(violated.to_vec().unwrap_or_default()));
         }
         let waited = wait.poll(&names, "/readyz names what they wait for").await;
         waited.map_err(reply)?;
     }
 }
 
-/// Whether the constraints of the configuration file hold on every Keyward.
-async fn are_enforced(context: &BuildContext<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
-    let standings = prepare::standings(context.client, of_file).await?;
+/// Whether the constraints hold on every Keyward.
+async fn are_enforced(context: &BuildContext<'_>, constraints: &[Arc<Constraint>]) -> Result<bool, StoreError> {
+    let standings = prepare::standings(context.client, constraints).await?;
     let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
     Ok(standings.iter().all(is_enforced))
 }
@@ -338,17 +380,18 @@ async fn are_enforced(context: &BuildContext<'_>, of_file: &[Arc<Constraint>]) -
 fn are_built(
     context: &BuildContext<'_>,
     wanted: &[ClientConstraint],
-    (builds, own): (&[AwaitedBuild], &[ObjectId]),
+    (builds, own): (&[AwaitedBuild], &[ClientConstraint]),
     list: &ClientConstraints,
 ) -> Result<bool, Unbuilt> {
     let (mut are_all, mut is_ended_by_other) = (true, false);
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
+        let is_own = || own.iter().any(|made| made.id == build.id);
         match (list.entry(build.id), list.end_of(build.id)) {
             (Some(entry), _) => {
                 are_all &= entry.state == BuildState::Built && context.enforces(constraint) != Some(false);
             }
-            (None, Some(ended)) if !ended.is_violated && !own.contains(&build.id) => is_ended_by_other = true,
+            (None, Some(ended)) if !ended.is_violated && !is_own() => is_ended_by_other = true,
             (None, ended) => {
                 let known = ended.and_then(|ended| ended.reply.to_vec().ok());
                 let dropped = || IndexRefusal::dropped(constraint).error().body();

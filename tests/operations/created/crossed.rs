@@ -98,6 +98,42 @@ fn an_index_dropped_before_its_constraint_is_listed_is_made_again() {
     assert_eq!(insert_pair(&quick, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
 }
 
+/// Between the two, Keywards may have written without it. So the state that it had under its former number says nothing.
+#[test]
+fn a_constraint_dropped_amid_its_command_is_made_again_under_another_number() {
+    const DATABASE: &str = "created_and_dropped_amid";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    let number = || {
+        let list = first_of(&CLUSTER, "keyward", doc! { "find": "clientConstraints" });
+        let mut entries = list.get_array("constraints").unwrap().iter();
+        let collection = format!("{DATABASE}.users");
+        let entry = entries.find_map(|one| {
+            let entry = one.as_document().unwrap();
+            (entry.get_str("collection").unwrap() == collection).then(|| entry.get_object_id("id").unwrap())
+        });
+        entry.unwrap()
+    };
+    let former = std::thread::scope(|scope| {
+        let held = hold_change(&relay);
+        let made = scope.spawn(|| reply(&slow, DATABASE, &create([unique_email()])));
+        held.wait();
+        // The next one comes after the constraint holds.
+        let listing = hold(&relay, "listIndexes", "users");
+        drop(held);
+        listing.wait();
+        let former = number();
+        must(&reply(&quick, DATABASE, &drop_email()));
+        drop(listing);
+        must(&made.join().unwrap());
+        former
+    });
+    assert_ne!(number(), former);
+    assert_eq!(unique_indexes(&slow, DATABASE), ["email_1"]);
+    assert_eq!(insert_pair(&quick, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
+}
+
 /// The other Keyward doesn't know the constraint yet, so it can't end it.
 #[test]
 fn a_collection_dropped_before_its_constraint_is_listed_leaves_nothing() {

@@ -6,11 +6,11 @@
 //! decided without it has ended. Until then, and if the reload fails, the previous constraints hold without a gap.
 
 mod last;
+mod meanwhile;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::catalog::Catalog;
 use crate::client_constraints::is_current;
 use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
@@ -22,6 +22,8 @@ use crate::session::Service;
 use crate::tls;
 use crate::traces;
 pub use last::{HoldingConfiguration, LastReload};
+use meanwhile::Meanwhile;
+pub use meanwhile::{ListFollower, replace_clients_constraints};
 
 /// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -62,28 +64,29 @@ pub struct Changes {
     pub needs_restart: Vec<&'static str>,
 }
 
-/// Makes `wanted` hold in place of `current`; `current` is then the configuration that holds.
+/// Makes `wanted` hold in place of `current`; `current` is then the configuration that holds. Meanwhile it applies other lists of clients'
+/// constraints, also if the configuration is refused.
 ///
 /// - Cancel: new constraints may reserve already, but enforce nothing.
 /// # Errors
 /// [`ReloadError`]; then the previous configuration still holds.
 pub async fn apply(
-    service: &Service,
-    membership: &Membership,
-    readiness: &Readiness,
+    (service, membership, readiness): (&Service, &Membership, &Readiness),
     current: &mut Config,
     wanted: Config,
+    follower: &mut impl ListFollower,
 ) -> Result<Changes, ReloadError> {
     // Checked before anything is changed, and used only once everything else holds.
     let certificates = match (&service.tls, &wanted.tls) {
         (Some(acceptor), Some(settings)) => Some((acceptor, tls::Prepared::load(settings.clone())?)),
         _ => None,
     };
-    let applied = apply_constraints(service, membership, current, &wanted.constraints).await?;
+    let applied = apply_constraints((service, membership, readiness), current, &wanted.constraints, follower).await?;
     let Applied {
         added,
         removed,
         waiting,
+        holding,
     } = applied.shown(service, readiness);
     service.limit(wanted.limits);
     if let Some((acceptor, certificates)) = certificates {
@@ -109,6 +112,7 @@ pub async fn apply(
         admin: current.admin,
         upstream: current.upstream.clone(),
         lease: current.lease,
+        constraints: holding.unwrap_or(wanted.constraints),
         tls: match current.tls.is_some() == wanted.tls.is_some() {
             true => wanted.tls.clone(),
             false => current.tls.clone(),
@@ -117,24 +121,6 @@ pub async fn apply(
     };
     current.log.format = format;
     Ok(changes)
-}
-
-/// Makes `wanted` hold in place of the constraints of `current`; returns the names of the constraints added and removed.
-///
-/// - Cancel: as [`apply`].
-/// # Errors
-/// [`ReloadError`]; then the previous constraints still hold.
-pub async fn replace_constraints(
-    service: &Service,
-    membership: &Membership,
-    readiness: &Readiness,
-    current: &mut Config,
-    wanted: Vec<Arc<Constraint>>,
-) -> Result<(Vec<String>, Vec<String>), ReloadError> {
-    let applied = apply_constraints(service, membership, current, &wanted).await?;
-    let Applied { added, removed, .. } = applied.shown(service, readiness);
-    current.constraints = wanted;
-    Ok((constraint_labels(&added), constraint_labels(&removed)))
 }
 
 /// The settings that differ and can't be changed while Keyward runs. For `tls`, only its presence counts.
@@ -167,6 +153,8 @@ struct Applied {
     removed: Constraints,
     /// The constraints that can't be called enforced yet.
     waiting: Vec<WaitingConstraint>,
+    /// The constraints that hold, if they aren't those that were wanted: clients have changed theirs.
+    holding: Option<Constraints>,
 }
 
 impl Applied {
@@ -193,12 +181,12 @@ fn without(
 
 /// Makes `wanted` enforced; returns the new constraints and the removed ones.
 async fn apply_constraints(
-    service: &Service,
-    membership: &Membership,
-    current: &Config,
+    (service, membership, readiness): (&Service, &Membership, &Readiness),
+    current: &mut Config,
     wanted: &[Arc<Constraint>],
+    follower: &mut impl ListFollower,
 ) -> Result<Applied, ReloadError> {
-    let added = without(wanted, &current.constraints, Constraint::is_equivalent);
+    let mut added = without(wanted, &current.constraints, Constraint::is_equivalent);
     // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
     let removed = without(&current.constraints, wanted, Constraint::has_name_of);
     if added.is_empty() && are_unchanged(&current.constraints, wanted) {
@@ -206,21 +194,42 @@ async fn apply_constraints(
             added,
             removed,
             waiting: Vec::new(),
+            holding: None,
         });
     }
     let client = service.upstream.client();
     prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
     // Until the new constraints hold, the removed ones hold, too.
     let reserving = made(service, current, wanted, removed.clone()).await?;
+    let is_made = |one: &&Arc<Constraint>| !reserving.identities(|made| made.has_name_of(one)).is_empty();
+    let constraints = wanted.iter().chain(&removed).filter(is_made).cloned().collect();
     let before = service.writes.catalog().clone();
-    let enforced = enforce(service, membership, &removed, &reserving, &added).await;
-    let waiting = match enforced {
+    let mut meanwhile = Meanwhile {
+        service,
+        membership,
+        readiness,
+        reserving: Config {
+            constraints,
+            ..current.clone()
+        },
+        removed: &removed,
+        follower,
+        has_followed: false,
+    };
+    let enforced = enforce(&reserving, &added, &mut meanwhile).await;
+    let mut waiting = match enforced {
         Ok(waiting) => waiting,
         Err(error) => {
-            take_back(service, membership, current, &reserving, &added, before).await;
+            meanwhile.take_back(current, (&reserving, &added), before).await;
             return Err(error);
         }
     };
+    let holding = meanwhile.holding();
+    if let Some(holding) = &holding {
+        let holds = |constraint: &Constraint| holding.iter().any(|one| one.has_name_of(constraint));
+        added.retain(|one| holds(one));
+        waiting.retain(|one| holds(&one.constraint));
+    }
     let is_gone = |constraint: &Constraint| removed.iter().any(|gone| gone.has_name_of(constraint));
     drop(
         service
@@ -232,6 +241,7 @@ async fn apply_constraints(
         added,
         removed,
         waiting,
+        holding,
     })
 }
 
@@ -262,45 +272,15 @@ async fn made(
     }
 }
 
-/// Makes the constraints from `before` hold again.
-async fn take_back(
-    service: &Service,
-    membership: &Membership,
-    current: &Config,
-    reserving: &ReservingConstraints,
-    added: &[Arc<Constraint>],
-    before: Arc<Catalog>,
-) {
-    // A constraint that `current` has under another definition continues to reserve under that one.
-    let new = without(added, &current.constraints, Constraint::has_name_of);
-    let is_new = |constraint: &Constraint| new.iter().any(|one| one.has_name_of(constraint));
-    let taken_back = async {
-        membership
-            .give_up(&reserving.identities(is_new))
-            .await
-            .map_err(PrepareError::from)?;
-        suspend(service, &written_without(membership, added)).await
-    };
-    match taken_back.await {
-        Ok(()) => {
-            drop(service.writes.replace(before));
-            new.iter().for_each(|constraint| service.forget(constraint));
-        }
-        // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
-        Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
-    }
-}
-
 /// Makes all constraints reserve, and backfills the existing documents for those in `added`.
 ///
 /// It also backfills if another Keyward has done so already, because this Keyward's writes until now are not reserved.
 async fn enforce(
-    service: &Service,
-    membership: &Membership,
-    removed: &[Arc<Constraint>],
     reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
+    meanwhile: &mut Meanwhile<'_, impl ListFollower>,
 ) -> Result<Vec<WaitingConstraint>, ReloadError> {
+    let (service, membership, removed) = (meanwhile.service, meanwhile.membership, meanwhile.removed);
     let client = service.upstream.client();
     // An earlier configuration may have failed to give up constraints. The entry mustn't list them once this one writes without them.
     membership.settle().await.map_err(PrepareError::from)?;
@@ -331,9 +311,9 @@ async fn enforce(
         // Clients' constraints are backfilled in the background, and so are those that wait since before: if documents violate one, that
         // mustn't stop others.
         let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && is_new(constraint);
-        waiting = reserving
-            .backfill_documents(client, Some(membership), (is_meant, is_new, is_new), IfClaimed::Wait)
-            .await?;
+        let backfilling =
+            reserving.backfill_documents(client, Some(membership), (is_meant, is_new, is_new), IfClaimed::Wait);
+        waiting = meanwhile.during(backfilling).await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| one.has_name_of(constraint));
     // The register comes first. A Keyward that reads it from now on doesn't call the removed constraints enforced. A

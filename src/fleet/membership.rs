@@ -306,7 +306,10 @@ impl Membership {
     }
 
     /// Notes that this Keyward has ended what was taken out of the list of clients' constraints up to this version.
-    pub(super) async fn note_clients_version(&self, version: i64) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that it is noted.
+    pub async fn note_clients_version(&self, version: i64) -> Result<(), StoreError> {
         let mut entry = self.entry.lock().await;
         entry.clients_version = Some(version);
         // If the entry is gone, the next one has the version.

@@ -8,15 +8,17 @@ use bson::oid::ObjectId;
 use mongodb::Client;
 use tokio::time::Instant;
 
+use super::left_out::LeftOutConstraints;
 use crate::client_constraints::{
     BuildState, BuildUnderWay, ClientConstraintStore, ClientConstraints, FoundList, SharedList, builds_under_way,
     reply_of_violated,
 };
+use crate::constraint::Constraint;
 use crate::fleet::ClientsView;
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
-use crate::reload::ReloadError;
+use crate::reload::{ListFollower, ReloadError};
 use crate::session::Service;
 
 /// How long to leave it between two reads of the list.
@@ -139,6 +141,43 @@ impl FollowedList {
         if let Err(error) = ended.await {
             tracing::warn!(%error, "the list of clients' constraints can't be changed");
         }
+    }
+}
+
+/// The list while a reload replaces one configuration by another one.
+pub(super) struct FollowedInReload<'a> {
+    pub(super) clients: &'a mut FollowedList,
+    /// The constraints of the wanted file, and those of it that are left out.
+    pub(super) wanted: (&'a LeftOutConstraints, &'a [Arc<Constraint>]),
+    /// The same of the file that holds before.
+    pub(super) former: (&'a LeftOutConstraints, &'a [Arc<Constraint>]),
+}
+
+impl ListFollower for FollowedInReload<'_> {
+    async fn changed(&self) -> ClientConstraints {
+        self.clients.changed().await
+    }
+
+    fn wanted(&self, list: &ClientConstraints) -> Vec<Arc<Constraint>> {
+        let (left_out, of_file) = self.wanted;
+        left_out.serving(of_file, list)
+    }
+
+    fn former(&self) -> Vec<Arc<Constraint>> {
+        let (left_out, of_file) = self.former;
+        left_out.serving(of_file, self.clients.list())
+    }
+
+    fn note_applying(&self, version: i64) {
+        self.clients.note_applying(version);
+    }
+
+    fn applied(&mut self, list: ClientConstraints) {
+        self.clients.applied(list);
+    }
+
+    async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
+        self.clients.refused(list, error, own).await;
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use clients::FollowedList;
+use clients::{FollowedInReload, FollowedList};
 use deployment::{ServedConstraints, await_answer, await_privileges, followed, joined, prepared, remembers, resolved};
 use left_out::LeftOutConstraints;
 use pages::{Pages, bound, not_listening};
@@ -194,12 +194,13 @@ impl Instance {
             Err(problems) => Err(ReloadError::Config(problems)),
         };
         self.keep_on();
+        // Also if it is refused: clients may have made constraints meanwhile.
+        self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
         match applied {
             Ok(changes) => {
                 telemetry.apply(&self.config);
                 self.sweeping = sweeping(&self.service, &self.config);
                 self.auditing = auditing(&self.service, &self.config);
-                self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
                 metrics.applied.inc();
                 metrics.generation.inc();
                 metrics.is_refused.set(0);
@@ -232,8 +233,13 @@ impl Instance {
                 constraints: left_out.serving(&wanted.constraints, self.clients.list()),
                 ..wanted.clone()
             };
-            let (service, membership) = (&self.service, &self.membership);
-            match reload::apply(service, membership, &self.readiness, &mut self.config, wanted).await {
+            let shared = (&*self.service, &*self.membership, &self.readiness);
+            let mut follower = FollowedInReload {
+                clients: &mut self.clients,
+                wanted: (&left_out, &of_file),
+                former: (&self.left_out, &self.of_file),
+            };
+            match reload::apply(shared, &mut self.config, wanted, &mut follower).await {
                 Err(ReloadError::Prepare(PrepareError::Duplicates(reports))) if left_out.add(&new, &reports) => {}
                 Ok(changes) => {
                     self.of_file = of_file;
@@ -268,16 +274,15 @@ impl Instance {
         let wanted = self.left_out.serving(&self.of_file, &list);
         let (service, membership) = (&self.service, &self.membership);
         self.clients.note_applying(list.version);
+        let (readiness, config) = (&self.readiness, &mut self.config);
+        let replacing =
+            reload::replace_clients_constraints(service, membership, readiness, config, wanted, list.version);
         let replaced = tokio::select! {
-            replaced = replace_clients_constraints(service, membership, &self.readiness, &mut self.config, wanted) => replaced,
+            replaced = replacing => replaced,
             never = fleet::end_doubts(service, membership) => match never {},
         };
         match replaced {
-            Ok((added, removed)) => {
-                if !(added.is_empty() && removed.is_empty()) {
-                    let (added, removed) = (added.join(", "), removed.join(", "));
-                    tracing::info!(added, removed, version = list.version, "clients' constraints applied");
-                }
+            Ok(()) => {
                 self.clients.applied(list);
                 self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
             }
@@ -341,22 +346,6 @@ impl Instance {
         drop(self.pages);
         drain.until().saturating_duration_since(tokio::time::Instant::now())
     }
-}
-
-/// Makes `wanted` hold in place of the constraints of `config`; returns the names of the constraints added and removed. First it ends
-/// those that clients have dropped. New ones may have to wait for transactions, and a first write where one was dropped doesn't wait for long.
-async fn replace_clients_constraints(
-    service: &Service,
-    membership: &Membership,
-    readiness: &Readiness,
-    config: &mut Config,
-    wanted: Vec<Arc<Constraint>>,
-) -> Result<(Vec<String>, Vec<String>), ReloadError> {
-    let mut left = config.constraints.clone();
-    left.retain(|before| wanted.iter().any(|one| one.has_name_of(before)));
-    let (_, removed) = reload::replace_constraints(service, membership, readiness, config, left).await?;
-    let (added, _) = reload::replace_constraints(service, membership, readiness, config, wanted).await?;
-    Ok((added, removed))
 }
 
 /// Opens the admin pages.

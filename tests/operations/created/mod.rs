@@ -10,6 +10,7 @@ mod drivers;
 mod gone;
 mod live;
 mod refused;
+mod reloaded;
 mod resharded;
 mod shown;
 mod stale;

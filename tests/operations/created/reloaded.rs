@@ -1,0 +1,145 @@
+//! Clients make and drop constraints while a Keyward reloads its configuration, which reads all documents.
+
+use nix::sys::signal::Signal;
+
+use super::*;
+
+/// Keeps every Keyward from reading the documents of `orders` for so long, as a Keyward does that reads them itself. It may last for less
+/// than a minute.
+fn claim(cluster: &Cluster, database: &str, seconds: i64) {
+    let until = doc! { "$add": ["$$NOW", seconds * 1_000] };
+    let claimed = vec![doc! { "$set": { "claim": { "by": bson::oid::ObjectId::new(), "until": until } } }];
+    let updates = vec![doc! { "q": { "_id.collection": "orders" }, "u": claimed }];
+    let update = doc! { "update": "keyward.constraints", "updates": updates };
+    must(&cluster.run(database, update).unwrap());
+}
+
+/// The settings of a Keyward with these constraints.
+fn settings(cluster: &Cluster, constraints: &str) -> String {
+    let uri = cluster.uri();
+    format!("upstream: {uri}\nlease: 10s\nreload_interval: 0s\nconstraints: [{constraints}]\n")
+}
+
+fn is_under_way(keyward: &Keyward) -> bool {
+    keyward.get("/reload").contains("under way")
+}
+
+/// Has other settings loaded, which lasts until the claim ends. Returns how many reloads came before.
+fn begin_reload(keyward: &Keyward, cluster: &Cluster, database: &str, settings: &str) -> u64 {
+    claim(cluster, database, 55);
+    keyward.rewrite(settings);
+    let reloads = keyward.count_reloads();
+    keyward.send(Signal::SIGHUP);
+    keyward.until("the reload", || is_under_way(keyward));
+    reloads
+}
+
+/// The command with a time limit that ends before the claim does.
+fn within_a_claim(mut command: Document) -> Document {
+    command.insert("maxTimeMS", 40_000);
+    command
+}
+
+/// Writes two documents past Keyward that violate the constraint on `orders`.
+fn insert_violating(cluster: &Cluster, database: &str) {
+    let violating = [(1, "a"), (2, "z")].map(|(id, region)| doc! { "_id": id, "region": region, "n": 1 });
+    let insert = doc! { "insert": "orders", "documents": violating.to_vec() };
+    must(&cluster.run(database, insert).unwrap());
+}
+
+/// Other Keywards don't wait for the end of the reload, and the reload undoes nothing of it, whether or not it is refused.
+#[test]
+fn the_list_is_followed_while_a_reload_is_under_way() {
+    const DATABASE: &str = "created_amid_reload";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let orders = format!("{DATABASE}.orders");
+    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let more = settings(&cluster, &format!("{{ collection: {orders}, key: {{ n: 1 }} }}"));
+    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
+    // The definition stays when the constraint goes.
+    for constraints in [&more, &settings(&cluster, "")] {
+        assert_eq!(keyward.reload(constraints)["outcome"], "applied");
+    }
+    write_first(&keyward, DATABASE);
+    let builder = start_at(&cluster);
+    let reloads = begin_reload(&keyward, &cluster, DATABASE, &more);
+    must(&reply(&builder, DATABASE, &within_a_claim(create([unique_email()]))));
+    assert!(is_under_way(&keyward), "{}", keyward.get("/reload"));
+    assert_first_is_held(&keyward, DATABASE);
+    insert_violating(&cluster, DATABASE);
+    claim(&cluster, DATABASE, 0);
+    assert_eq!(keyward.reloaded_after(reloads)["outcome"], "refused");
+    assert_first_is_held(&keyward, DATABASE);
+
+    must(
+        &cluster
+            .run(
+                DATABASE,
+                doc! { "delete": "orders", "deletes": [{ "q": { "_id": 2 }, "limit": 0 }] },
+            )
+            .unwrap(),
+    );
+    let reloads = begin_reload(&keyward, &cluster, DATABASE, &more);
+    let drop = doc! { "dropIndexes": "users", "index": "email_1" };
+    must(&reply(&builder, DATABASE, &within_a_claim(drop)));
+    assert_eq!(insert_pair(&keyward, DATABASE, 10, "y"), [Ok(()), Ok(())]);
+    claim(&cluster, DATABASE, 55);
+    let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true, "sparse": true };
+    must(&reply(&builder, DATABASE, &within_a_claim(create([name]))));
+    assert!(is_under_way(&keyward), "{}", keyward.get("/reload"));
+    claim(&cluster, DATABASE, 0);
+    assert_eq!(keyward.reloaded_after(reloads)["outcome"], "applied");
+    let order = |id: i32| doc! { "insert": "orders", "documents": [{ "_id": id, "region": "z", "n": 1 }] };
+    let refused = reply(&keyward, DATABASE, &order(3));
+    assert!(refused.to_string().contains("11000"), "{refused}");
+    let named = |id: i32, region: &str| doc! { "_id": id, "region": region, "name": "n" };
+    assert_eq!(keyward.insert(DATABASE, named(20, "a")), Ok(()));
+    assert_eq!(keyward.insert(DATABASE, named(21, "z")), Err(11_000));
+    assert_eq!(insert_pair(&keyward, DATABASE, 30, "z"), [Ok(()), Ok(())]);
+}
+
+/// The refused file states a client's constraint, too. It has its place meanwhile, and nothing of it stays.
+#[test]
+fn a_refused_reload_leaves_clients_constraints_to_their_list() {
+    const DATABASE: &str = "created_amid_refused";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let orders = format!("{DATABASE}.orders");
+    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
+    let of_orders = format!("{{ collection: {orders}, key: {{ n: 1 }} }}");
+    // The definition stays when the constraint goes.
+    for constraints in [&*of_orders, ""] {
+        assert_eq!(keyward.reload(&settings(&cluster, constraints))["outcome"], "applied");
+    }
+    let builder = start_at(&cluster);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    write_first(&keyward, DATABASE);
+    insert_violating(&cluster, DATABASE);
+    let both = format!("{of_orders}, {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}");
+    let refused_amid = |command: Document| {
+        let reloads = begin_reload(&keyward, &cluster, DATABASE, &settings(&cluster, &both));
+        must(&reply(&builder, DATABASE, &command));
+        assert!(is_under_way(&keyward), "{}", keyward.get("/reload"));
+        assert_first_is_held(&keyward, DATABASE);
+        claim(&cluster, DATABASE, 0);
+        assert_eq!(keyward.reloaded_after(reloads)["outcome"], "refused");
+    };
+    let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true, "sparse": true };
+    refused_amid(within_a_claim(create([name])));
+    assert_first_is_held(&keyward, DATABASE);
+    assert_eq!(unique_indexes(&keyward, DATABASE), ["email_1", "name_1"]);
+    refused_amid(within_a_claim(doc! { "dropIndexes": "users", "index": "email_1" }));
+    assert_eq!(insert_pair(&keyward, DATABASE, 10, "x"), [Ok(()), Ok(())]);
+    assert_eq!(unique_indexes(&keyward, DATABASE), ["name_1"]);
+    // Otherwise other Keywards would count on this one.
+    let of_email = doc! { "find": "keyward.constraints", "filter": { "_id.name": "email_1" } };
+    let identity = first_of(&cluster, DATABASE, of_email)
+        .get_object_id("identity")
+        .unwrap();
+    let listing = doc! { "find": "keywards", "filter": { "constraints": identity } };
+    let found = cluster.run("keyward", listing).unwrap();
+    let entries = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    assert!(entries.is_empty(), "{found}");
+}

@@ -15,13 +15,17 @@ use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, ConstraintState, PrepareError, Report, Reports, Standing, WaitingConstraint};
+use crate::prepare::{
+    self, ConstraintState, PrepareError, Report, Reports, ReservingConstraints, Standing, WaitingConstraint,
+};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
 /// How long to leave it between two polls of the register and at the states of the constraints.
 pub(super) const POLL: Duration = Duration::from_secs(1);
+/// How long commands may take to end that former definitions of the constraints decided, before the log says that they are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave documents that violate a constraint before they are read again.
 const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 
@@ -241,11 +245,41 @@ async fn note_own(
 async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kept) -> Result<(), PrepareError> {
     let client = service.upstream.client();
     let doubt = membership.doubt();
-    let reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
+    let mut reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
+    reserving.go_on_from(&service.writes.catalog());
+    reserve_as_defined(service, membership, &reserving).await?;
     membership.declare([], &reserving.identities(|_| true)).await?;
     reserving.check_unchanged(client, |_| true).await?;
     if let Some(doubt) = doubt {
         membership.confirm(doubt).await?;
+    }
+    Ok(())
+}
+
+/// Makes writes here reserve as the cluster defines the constraints by now, and waits for those that weren't decided so. While this Keyward
+/// was out of the register, a constraint may have been made anew with another collation.
+///
+/// If this is broken off, the next call goes on.
+///
+/// # Errors
+/// [`PrepareError::Redefined`] if commands take long to end.
+async fn reserve_as_defined(
+    service: &Service,
+    membership: &Membership,
+    reserving: &ReservingConstraints,
+) -> Result<(), PrepareError> {
+    let writes = &service.writes;
+    // Another task may have applied a present definition already, together with a new list of clients' constraints.
+    let listed = membership.listed().await;
+    let is_any_unlisted = reserving.identities(|_| true).iter().any(|one| !listed.contains(one));
+    let is_any_anew = membership.doubt().is_some() && is_any_unlisted && !writes.is_redefined();
+    if is_any_anew || reserving.differs_from(&writes.catalog()) {
+        tracing::warn!("constraints were made anew: this Keyward applies their present definitions");
+        writes.redefine(|catalog| reserving.in_place_of_changed(catalog));
+    }
+    if writes.is_redefined() {
+        let ended = writes.await_former_definitions(PATIENCE).await;
+        ended.map_err(|_| PrepareError::Redefined(PATIENCE))?;
     }
     Ok(())
 }
@@ -274,7 +308,8 @@ async fn end_doubt(service: &Service, membership: &Membership, doubt: u64) -> Re
     let catalog = service.writes.catalog().clone();
     let protected = catalog.all().flat_map(|protected| &protected.constraints);
     let constraints = protected.map(|proxy| &*proxy.constraint);
-    match prepare::are_listed(service.upstream.client(), constraints, &listed).await? {
+    let are_listed = prepare::are_listed(service.upstream.client(), constraints, &listed).await?;
+    match are_listed && !service.writes.is_redefined() {
         true => membership.confirm(doubt).await,
         false => Ok(()),
     }

@@ -1,5 +1,7 @@
 //! Lists why constraints can't be made to hold, and how to fix it.
 
+use std::time::Duration;
+
 use super::Reports;
 use crate::constraint::{ConstraintName, proxy_collection};
 use crate::namespace::Namespace;
@@ -39,6 +41,13 @@ pub enum PrepareError {
          hold; load the configuration again"
     )]
     Changed(ConstraintName),
+    /// Commands are in progress that were decided before a constraint was made anew with another definition.
+    #[error(
+        "commands that began before a constraint was made anew are still under way after {}: other Keywards don't count on this one \
+         before they end; end them, or close their connections",
+        humantime::format_duration(*.0)
+    )]
+    Redefined(Duration),
     /// Another constraint has its reservations in this one's proxy collection.
     #[error(
         "unique constraint {constraint} would have its reservations in {place}, where those of unique constraint \

@@ -13,13 +13,13 @@ use super::definition::Definitions;
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
-use super::stored_definition::{ConstraintState, definition_id};
+use super::stored_definition::{ConstraintState, definition_id, is_same};
 use super::{Collection, PrepareError, standings, suspend};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
 use crate::namespace::Namespace;
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{ProxyCollection, StoreError};
 
 /// A constraint that can't be called enforced, because other Keywards may write without it.
 #[derive(Debug)]
@@ -153,6 +153,39 @@ impl ReservingConstraints {
         Catalog::new(changed.collect())
     }
 
+    /// Whether a constraint is defined otherwise here than in the catalog.
+    pub fn differs_from(&self, catalog: &Catalog) -> bool {
+        catalog
+            .all()
+            .any(|protected| self.defined_otherwise(protected).is_some())
+    }
+
+    /// The catalog with the collections as they are here in which a constraint is defined otherwise. Constraints that aren't here stay.
+    pub fn in_place_of_changed(&self, catalog: &Catalog) -> Catalog {
+        let changed = catalog.all().map(|protected| {
+            let Some(here) = self.defined_otherwise(protected) else {
+                return Protected::clone(protected);
+            };
+            let mut changed = here.clone();
+            let is_here = |one: &ProxyCollection| find_same_name(here, &one.constraint).is_some();
+            let others = protected.constraints.iter().filter(|one| !is_here(one));
+            changed.constraints.extend(others.cloned());
+            changed
+        });
+        Catalog::new(changed.collect())
+    }
+
+    /// The collection of a catalog as it is here, if one of its constraints is defined otherwise.
+    fn defined_otherwise(&self, catalog: &Protected) -> Option<&Protected> {
+        let mut here = self.collections.iter().map(|(here, _)| here);
+        let here = here.find(|here| here.namespace == catalog.namespace)?;
+        let is_otherwise = |one: &ProxyCollection| {
+            let other = find_same_name(catalog, &one.constraint);
+            other.is_some_and(|other| !is_same(&one.constraint.definition(), &other.constraint.definition()))
+        };
+        here.constraints.iter().any(is_otherwise).then_some(here)
+    }
+
     /// The identities, in the register of Keywards, of those constraints that `are_meant`.
     pub fn identities(&self, are_meant: impl Fn(&Constraint) -> bool) -> Vec<ObjectId> {
         let meant = self.identities.iter().filter(|(constraint, _)| are_meant(constraint));
@@ -243,6 +276,11 @@ impl ReservingConstraints {
             pending = left;
         }
     }
+}
+
+fn find_same_name<'p>(protected: &'p Protected, constraint: &Constraint) -> Option<&'p ProxyCollection> {
+    let mut proxies = protected.constraints.iter();
+    proxies.find(|proxy| proxy.constraint.has_name_of(constraint))
 }
 
 /// Backfills those of `pending` that no other backfill has claimed. Returns the others, except those that are enforced

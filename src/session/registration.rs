@@ -108,7 +108,11 @@ impl MessageHandler<'_> {
         }
         match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
             true => Ok(Registration::Known),
-            false => refused("its entry couldn't be renewed".to_owned()),
+            false => refused(match service.writes.is_redefined() {
+                true => "commands from before a constraint was made anew are still under way, end them or their connections",
+                false => "its entry couldn't be renewed",
+            }
+            .to_owned()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Holds the shared state of all writes of one Keyward.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub struct Context {
     /// The strict inserts of several clients that one transaction carries.
     pub(super) groups: Arc<Groups>,
     documents_max: AtomicUsize,
+    /// Whether constraints were defined otherwise since, and commands from before were not waited for.
+    is_redefined: AtomicBool,
 }
 
 impl Context {
@@ -66,6 +68,7 @@ impl Context {
             has_users,
             transactions: ClientTransactions::default(),
             groups: Arc::new(Groups::new(group_commit)),
+            is_redefined: AtomicBool::new(false),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
         }
     }
@@ -154,6 +157,27 @@ impl Context {
     pub fn change(&self, change: impl Fn(&Catalog) -> Catalog) {
         self.catalog.rcu(|catalog| change(catalog));
         drop(self.begin_epoch());
+    }
+
+    /// Decides commands by the changed catalog from now on, in which constraints are defined otherwise.
+    pub fn redefine(&self, change: impl Fn(&Catalog) -> Catalog) {
+        self.is_redefined.store(true, Ordering::Release);
+        self.change(change);
+    }
+
+    /// Whether commands that former definitions decided may still be in progress.
+    pub fn is_redefined(&self) -> bool {
+        self.is_redefined.load(Ordering::Acquire)
+    }
+
+    /// Waits until nothing takes effect any more that former definitions decided. Commands under way may each take `patience` to end.
+    ///
+    /// # Errors
+    /// [`Elapsed`] if they take longer.
+    pub async fn await_former_definitions(&self, patience: Duration) -> Result<(), Elapsed> {
+        self.await_past(self.begin_epoch(), patience).await?;
+        self.is_redefined.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Decides commands by `catalog` from now on.

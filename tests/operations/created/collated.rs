@@ -1,5 +1,10 @@
 //! A client's constraint whose collection was dropped past Keyward, and created with other options.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use testkit::relay::{Relay, insert_into};
+
 use super::*;
 
 /// Creates `users` with the default collation that ignores case, sharded over two shards.
@@ -72,6 +77,78 @@ fn a_constraint_outlives_the_default_collation_of_its_collection() {
     for keyward in [&before, &after] {
         assert_eq!(keyward.insert(DATABASE, user(11, "X")), Err(11_000));
     }
+}
+
+/// Removes this Keyward from the register.
+fn forget(cluster: &Cluster, keyward: &Keyward) {
+    let of_keyward = doc! { "q": { "pid": i64::from(keyward.pid().as_raw()) }, "limit": 1 };
+    let delete = doc! { "delete": "keywards", "deletes": [of_keyward] };
+    must(&cluster.run("keyward", delete).unwrap());
+}
+
+/// It stood still until it was out of the register. Meanwhile a client made the constraint anew, and it has yet to read that.
+#[test]
+fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation() {
+    const DATABASE: &str = "created_and_collated_meanwhile";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let builder = start_at(&cluster);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    let is_old = Arc::new(AtomicBool::new(false));
+    let shows_old = is_old.clone();
+    let relay = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri());
+    let late = Keyward::of(&settings).leaving();
+    late.insert(DATABASE, user(1, "former")).unwrap();
+    late.freeze();
+    is_old.store(true, Ordering::SeqCst);
+    forget(&cluster, &late);
+    // Past Keyward.
+    cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    shard_collated_users(&cluster, DATABASE);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    assert_eq!(builder.insert(DATABASE, user(10, "x")), Ok(()));
+
+    late.wake();
+    late.until("its entry is gone", || {
+        late.log().contains("the entry in the register of Keywards is gone")
+    });
+    late.until("its next entry", || late.insert(DATABASE, user(12, "y")) == Ok(()));
+    assert_eq!(late.insert(DATABASE, user(11, "X")), Err(11_000));
+    assert_eq!(builder.insert(DATABASE, user(13, "Y")), Err(11_000));
+}
+
+/// Writes from before may take effect after the constraint was made anew, so other Keywards don't count on this one before they end.
+#[test]
+fn a_keyward_that_comes_back_to_the_register_waits_for_writes_by_the_former_collation() {
+    const DATABASE: &str = "created_and_collated_amid";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let builder = start_at(&cluster);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    let relay = Relay::start(cluster.router_address());
+    // The outcome of the write below becomes known within its lease.
+    let late = Keyward::of(&format!("upstream: {}\nlease: 2m\nconstraints: []\n", relay.uri())).leaving();
+    late.insert(DATABASE, user(1, "former")).unwrap();
+    std::thread::scope(|scope| {
+        let held = relay.hold(&insert_into("users"));
+        scope.spawn(|| late.insert(DATABASE, user(2, "held")));
+        held.wait();
+        late.freeze();
+        forget(&cluster, &late);
+        cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
+        shard_collated_users(&cluster, DATABASE);
+        must(&reply(&builder, DATABASE, &create([unique_email()])));
+        late.wake();
+        late.until("the wait", || {
+            late.log()
+                .contains("commands that began before a constraint was made anew are still under way")
+        });
+        assert_eq!(late.insert(DATABASE, user(3, "y")), Err(6));
+        drop(held);
+    });
+    late.until("its next entry", || late.insert(DATABASE, user(3, "y")) == Ok(()));
+    assert_eq!(builder.insert(DATABASE, user(4, "Y")), Err(11_000));
 }
 
 /// As after a Keyward that was killed amid a `drop`: the next insert creates the collection.

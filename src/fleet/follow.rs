@@ -128,6 +128,9 @@ async fn poll(
         let label = constraint_label(constraint);
         if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
             findings.violated.remove(&label);
+            if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+                list.forget_violated(id);
+            }
             enforced.extend(constraint.client_entry());
             continue;
         }

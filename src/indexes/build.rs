@@ -51,9 +51,9 @@ pub async fn build(
     indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let (mut builds, mut own, mut read_again) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut builds, mut own) = (Vec::new(), Vec::new());
     let reply = loop {
-        builds = match publish(context, wanted, (indexes, &mut read_again), deadline).await {
+        builds = match publish(context, wanted, indexes, deadline).await {
             Ok(builds) => builds,
             Err(refusal) if own.is_empty() => {
                 return Err(FailedBuild {
@@ -87,8 +87,8 @@ async fn withdraw(
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
-        // The list doesn't have the constraints of the file, nor does it say which documents have been read again.
-        let is_known = |build: &AwaitedBuild| !build.is_read_again && holds(build.id);
+        // The list doesn't have the constraints of the file, nor does it say whether one that held before is enforced now.
+        let is_known = |build: &AwaitedBuild| !build.held_before && holds(build.id);
         is_built = wanted.of_file.is_empty() && builds.iter().all(is_known);
         let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
         let removed = own.iter().filter(|made| list.end_build(made.id, &ended)).count();
@@ -125,19 +125,19 @@ struct AwaitedBuild {
     id: ObjectId,
     /// The same entry, if this command made it.
     made: Option<ClientConstraint>,
-    /// Whether the constraint held before, and its documents are read again.
-    is_read_again: bool,
+    /// Whether the constraint held before the command. It needn't hold now: its documents may have to be read again.
+    held_before: bool,
 }
 
 /// Adds the constraints to the list, except those that it has. One that was being built for a former collection is built again, and stays in
-/// the list meanwhile. One that held for it stays as it is, and its documents are read again: it is added to `read_again`.
+/// the list meanwhile. One that held for it stays as it is, and its documents are read again.
 ///
 /// Another client's `dropIndexes` may have dropped the index of a listed constraint before this command made the index again. Then the
 /// list gets another version, although its entries stay. So the other command can't remove the constraint without noticing the index.
 async fn publish(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
-    (indexes, read_again): (FoundIndexes<'_>, &mut Vec<ObjectId>),
+    indexes: FoundIndexes<'_>,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
     // The list may be gone. Every Keyward is behind a list that is made anew, and ends what the former one had. Without one, some Keywards
@@ -146,18 +146,21 @@ async fn publish(
     let make = |list: &mut ClientConstraints| (needs_list && list.version == 0).then_some(());
     context.list.change(make).await?;
     loop {
-        read_again.extend(settle_outdated(context, wanted, indexes.before).await?);
+        settle_outdated(context, wanted, indexes.before).await?;
         for effective in &wanted.effective {
             replace_ended_definition(context, wanted, effective, deadline).await?;
         }
         let mut added = Ok(None);
         let change = |list: &mut ClientConstraints| {
-            added = add(list, wanted, (indexes, read_again));
+            added = add(list, wanted, indexes);
             let is_changed = matches!(&added, Ok(Some(added)) if added.is_list_changed);
             is_changed.then_some(())
         };
         context.list.change(change).await?;
         if let Some(added) = added? {
+            // Only a later finding about their documents counts.
+            let held = added.builds.iter().filter(|build| build.held_before);
+            held.for_each(|build| context.list.forget_violated(build.id));
             return Ok(added.builds);
         }
     }
@@ -177,13 +180,14 @@ struct PublishedEntries {
 fn add(
     list: &mut ClientConstraints,
     wanted: &WantedConstraints,
-    (indexes, read_again): (FoundIndexes<'_>, &[ObjectId]),
+    indexes: FoundIndexes<'_>,
 ) -> Result<Option<PublishedEntries>, IndexRefusal> {
     let (mut builds, mut is_list_changed) = (Vec::new(), false);
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
         let same = wanted.same_in(list, effective)?;
         let same = same.map(|same| (same.id, same.state, same.collection_uuid == entry.collection_uuid));
         is_list_changed |= !matches!(same, Some((.., true))) || indexes.may_have_lacked(entry.constraint.name());
+        let held_before = matches!(same, Some((_, BuildState::Built, _)));
         let (id, made) = match same {
             Some((id, _, true)) => (id, None),
             Some((_, BuildState::Built, false)) => return Ok(None),
@@ -198,12 +202,7 @@ fn add(
                 (anew.id, Some(anew))
             }
         };
-        let is_read_again = read_again.contains(&id);
-        builds.push(AwaitedBuild {
-            id,
-            made,
-            is_read_again,
-        });
+        builds.push(AwaitedBuild { id, made, held_before });
     }
     Ok(Some(PublishedEntries {
         builds,
@@ -217,16 +216,16 @@ fn add(
 /// documents are read again, because the collection may also have been restored past Keyward. If it doesn't have the index, it was
 /// dropped past Keyward, or Keyward was killed after it had dropped it: then the constraint ends.
 ///
-/// Those that are being built, and that the client asks for again, stay as they are: it builds them again. Returns those that held.
+/// Those that are being built, and that the client asks for again, stay as they are: it builds them again.
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
 async fn settle_outdated(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     indexes: Option<&[ListedIndex]>,
-) -> Result<Vec<ObjectId>, IndexRefusal> {
+) -> Result<(), IndexRefusal> {
     let Some(entry) = wanted.entries.first() else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let namespace = &wanted.namespace;
     let list = context.list.store.read().await?;
@@ -243,8 +242,6 @@ async fn settle_outdated(
             continue;
         };
         let is_same = |effective: &Constraint| matches!(is_same_index(effective, &constraint), Ok(true));
-        // A later finding about its documents counts.
-        context.list.forget_violated(outdated.id);
         if !wanted.is_of_collection(outdated, indexes) || !prepare::suspend_same(client, &constraint).await? {
             end.push(outdated.id);
         } else if outdated.state == BuildState::Built || !wanted.effective.iter().any(is_same) {
@@ -259,7 +256,7 @@ async fn settle_outdated(
     if !end.is_empty() {
         context.list.remove(&end).await?;
     }
-    Ok(stay)
+    Ok(())
 }
 
 /// Replaces the definition that an ended constraint left, if a new constraint of the same name is defined otherwise. It waits until no
@@ -343,12 +340,12 @@ async fn await_built(
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
     let reply = |refusal: IndexRefusal| Unbuilt::Refused(refusal.error().body());
     // The list doesn't say whether these hold now.
-    let read_again = builds
+    let held = builds
         .iter()
         .zip(&wanted.entries)
-        .filter(|(build, _)| build.is_read_again);
-    let read_again = read_again.map(|(_, entry)| &entry.constraint);
-    let unlisted: Vec<_> = read_again.chain(&wanted.of_file).cloned().collect();
+        .filter(|(build, _)| build.held_before);
+    let held = held.map(|(_, entry)| &entry.constraint);
+    let unlisted: Vec<_> = held.chain(&wanted.of_file).cloned().collect();
     loop {
         let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
@@ -360,8 +357,8 @@ async fn await_built(
         if are_enforced {
             return Ok(());
         }
-        let mut read_again = builds.iter().filter(|build| build.is_read_again);
-        if let Some(violated) = read_again.find_map(|build| context.list.violated(build.id)) {
+        let mut held = builds.iter().filter(|build| build.held_before);
+        if let Some(violated) = held.find_map(|build| context.list.violated(build.id)) {
             return Err(Unbuilt::Refused(violated.to_vec().unwrap_or_default()));
         }
         let waited = wait.poll(&names, "/readyz names what they wait for").await;

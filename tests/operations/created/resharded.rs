@@ -100,4 +100,7 @@ fn a_constraint_that_held_outlives_a_violation_after_its_collection_is_resharded
     assert_eq!((after.len(), &after[0].0), (1, &before[0].0));
     let third = doc! { "_id": 3, "region": "z", "town": 5, "email": "x" };
     assert_eq!(keyward.insert(DATABASE, third), Err(11_000));
+    // The next command doesn't take it for one that holds.
+    let refused = reply(&keyward, DATABASE, &create([unique_email()]));
+    assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
 }

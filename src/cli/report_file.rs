@@ -18,20 +18,23 @@ pub(super) struct ReportFile {
 impl ReportFile {
     /// Creates the unfinished file, so that a path that can't be written to is refused before the work begins.
     pub(super) fn create(path: &Path) -> Result<ReportFile, CliFailure> {
-        let is_special = fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir());
+        // A link stays one: its target is replaced. One of the system's own leads to an open file.
+        let of_system = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
+        let is_special = of_system || fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir());
+        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let part = (!is_special).then(|| {
-            let mut part = path.as_os_str().to_owned();
+            let mut part = target.as_os_str().to_owned();
             part.push(".part");
             PathBuf::from(part)
         });
         let created = match &part {
-            None => OpenOptions::new().write(true).open(path),
+            None => OpenOptions::new().append(true).open(path),
             Some(_) if path.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
             Some(part) => File::create(part),
         };
         match created {
             Ok(file) => Ok(ReportFile {
-                path: path.to_owned(),
+                path: target,
                 part,
                 file,
             }),
@@ -83,19 +86,20 @@ mod tests {
         assert!(ReportFile::create(folder.path()).is_err());
     }
 
+    /// Through links, so that no real device is at stake.
     #[test]
-    fn a_device_stays_one() {
-        let device = folder_with_a_device();
-        ReportFile::create(&device.1).unwrap().finish("one").unwrap();
-        assert!(!fs::metadata(&device.1).unwrap().is_file());
-    }
-
-    /// A link, so that the real device isn't at stake.
-    fn folder_with_a_device() -> (tempfile::TempDir, PathBuf) {
+    fn devices_and_links_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let link = folder.path().join("null");
-        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-        (folder, link)
+        let [device, link, file] = ["null", "link", "report.json"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink("/dev/null", &device).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        fs::write(&file, "old").unwrap();
+        for path in [&device, &link] {
+            ReportFile::create(path).unwrap().finish("one").unwrap();
+            assert!(path.is_symlink());
+        }
+        assert!(!fs::metadata(&device).unwrap().is_file());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "one\n");
     }
 
     #[test]

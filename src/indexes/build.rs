@@ -17,6 +17,9 @@ use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
 use crate::proxy_collection::StoreError;
 
+/// How long a wait counts as short, and how often it polls later.
+const AT_FIRST: Duration = Duration::from_secs(10);
+const LATER_POLL: Duration = Duration::from_secs(1);
 /// How often the log says that a client still waits.
 const LOGGED: Duration = Duration::from_secs(10);
 
@@ -157,7 +160,10 @@ async fn publish(
             is_changed.then_some(())
         };
         context.list.change(change).await?;
-        if let Some(added) = added? {
+        if let Some(mut added) = added? {
+            // A process that serves no clients reads no documents, and gets no findings about them.
+            let serves = context.serving.is_some();
+            added.builds.iter_mut().for_each(|build| build.held_before &= serves);
             // Only a later finding about their documents counts.
             let held = added.builds.iter().filter(|build| build.held_before);
             held.for_each(|build| context.list.forget_violated(build.id));
@@ -293,6 +299,7 @@ async fn replace_ended_definition(
 
 /// A client's wait for its constraints.
 struct ClientsWait {
+    begun: Instant,
     deadline: Option<Instant>,
     logged: Instant,
 }
@@ -301,6 +308,7 @@ impl ClientsWait {
     /// One that ends at the client's `deadline`.
     fn until(deadline: Option<Instant>) -> ClientsWait {
         ClientsWait {
+            begun: Instant::now(),
             deadline,
             logged: Instant::now(),
         }
@@ -315,7 +323,12 @@ impl ClientsWait {
             self.logged = Instant::now();
             tracing::info!(names = names.join(", "), reason, "waiting until the constraints hold");
         }
-        tokio::time::sleep(POLL).await;
+        // Reading all documents may take hours, and many clients may wait.
+        let pause = match self.begun.elapsed() < AT_FIRST {
+            true => POLL,
+            false => LATER_POLL,
+        };
+        tokio::time::sleep(pause).await;
         Ok(())
     }
 }

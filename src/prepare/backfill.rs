@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use bson::{RawBson, RawDocumentBuf};
+use bson::{RawBson, RawDocumentBuf, Timestamp};
 use futures_util::stream::{self, TryStreamExt};
 use mongodb::Client;
 
@@ -70,7 +70,7 @@ pub(super) async fn backfill(
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
     let mut progress = Progress::start("backfilling", what, done, reached.of);
-    let moment = proxy.confirmed_moment().await?;
+    let moment = confirmed_moment(protected, position).await?;
     let all = proxy.all_documents(reached.after.clone(), BATCH, &protected.shard_key);
     let all = all.by_majority(moment);
     let batches = stream::try_unfold(all, |mut all| async move {
@@ -102,6 +102,20 @@ pub(super) async fn backfill(
         reached.forget().await?;
     }
     Ok(groups.finish(duplicate))
+}
+
+/// Waits until a majority of each shard has every write from before now, without a time limit.
+async fn confirmed_moment(protected: &Protected, position: usize) -> Result<Timestamp, StoreError> {
+    let (namespace, proxy) = (&protected.namespace, &protected.constraints[position]);
+    loop {
+        match proxy.confirmed_moment().await {
+            Err(error) if error.is_late() => tracing::warn!(
+                %namespace, constraint = proxy.constraint.name(), %error,
+                "the backfill waits until a majority of each shard's members has all writes"
+            ),
+            found => return found,
+        }
+    }
 }
 
 /// Waits until all prepared transactions are decided, without a time limit.

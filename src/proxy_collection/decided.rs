@@ -11,14 +11,20 @@ use std::time::Duration;
 
 use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
 
-use super::owner::{ABSENT_FIELD, LINEARIZABLE_MS_MAX};
-use super::time_out::answered;
+use super::owner::ABSENT_FIELD;
+use super::time_out::within;
 use super::writing::PATIENCE_MS;
 use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, find_keys};
 use crate::constraint::Key;
 
 /// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
 pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
+
+/// The time limit of a read that waits for all majorities, in milliseconds. A shard may have many orphaned documents before its first
+/// other one.
+const CONFIRMED_MS_MAX: i32 = 60_000;
+/// How long to wait for its answer.
+const CONFIRMED_MAX: Duration = Duration::from_secs(75);
 
 /// How long to wait before asking a deployment anew that states no cluster time.
 const NO_TIME_YET: Duration = Duration::from_millis(100);
@@ -51,12 +57,12 @@ impl ProxyCollection {
     /// The read reaches each shard with documents of the collection, and each waits for a majority of its own.
     ///
     /// # Errors
-    /// [`StoreError`] if a shard's majority can't be reached in time.
+    /// [`StoreError`]; [`StoreError::is_late`] if a shard's majority can't be reached within a minute.
     pub async fn confirmed_moment(&self) -> Result<Timestamp, StoreError> {
         // No field is read: a value may be text that isn't UTF-8, at which the driver fails.
         let command = rawdoc! {
             "find": self.protected.name(), "projection": { "_id": 0, ABSENT_FIELD: 1 }, "limit": 1, "singleBatch": true,
-            "readConcern": { "level": "linearizable" }, "maxTimeMS": LINEARIZABLE_MS_MAX,
+            "readConcern": { "level": "linearizable" }, "maxTimeMS": CONFIRMED_MS_MAX,
         };
         let confirmed = async {
             loop {
@@ -68,7 +74,7 @@ impl ProxyCollection {
                 }
             }
         };
-        answered(confirmed).await
+        within(CONFIRMED_MAX, confirmed).await
     }
 
     /// Reads the reservations of `keys`, in no order, after prepared transactions that have written under these keys are

@@ -19,7 +19,7 @@ use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
 
 /// The time limit of a linearizable read, in milliseconds: it waits for a majority, which may be unreachable.
-pub(super) const LINEARIZABLE_MS_MAX: i32 = 10_000;
+const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 /// The name of a field that no document has.
 pub(super) const ABSENT_FIELD: &CStr = cstr!("keyward_absent");

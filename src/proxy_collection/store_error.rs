@@ -75,3 +75,14 @@ pub enum StoreError {
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),
 }
+
+impl StoreError {
+    /// Whether there was no answer in time. Another try may have one.
+    pub fn is_late(&self) -> bool {
+        match self {
+            StoreError::TimedOut(_) => true,
+            StoreError::Driver(error) => driver::is_time_up(error),
+            _ => false,
+        }
+    }
+}

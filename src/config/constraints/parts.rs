@@ -62,6 +62,9 @@ fn of_conditions(filter: &Document, path: &SettingPath) -> Vec<FaultOfPart> {
     let mut faults = Vec::new();
     for (name, value) in filter {
         let path = path.field(name);
+        if of_filter_alone(doc! { name: value.clone() }, &path).is_none() {
+            continue;
+        }
         match value {
             Bson::Array(items) if ["$and", "$or"].contains(&name.as_str()) => {
                 for (index, item) in items.iter().enumerate() {
@@ -180,6 +183,9 @@ mod tests {
         assert_eq!(of(deep), ["f: partialFilterExpression depth may not exceed 4"]);
         let valid = doc! { "a": { "$gt": 1, "$lt": 5 }, "$and": [{ "b": { "$exists": true } }, { "c": { "$type": "string" } }] };
         assert_eq!(of(valid), Vec::<String>::new());
-        assert_eq!(of(doc! { "a": { "$ref": "users", "$id": 1 } }), Vec::<String>::new());
+        let reference = doc! { "$ref": "users", "$id": 1 };
+        assert_eq!(of(doc! { "a": &reference }), Vec::<String>::new());
+        let found = of(doc! { "a": reference, "b": { "$exist": true } });
+        assert_eq!(found, ["f.b: unknown operator `$exist`; did you mean `$exists`?"]);
     }
 }

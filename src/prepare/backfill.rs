@@ -20,7 +20,7 @@ use crate::catalog::Protected;
 use crate::claims::{Candidate, WritesUnderWay};
 use crate::constraint::{DuplicateKey, Key};
 use crate::progress::Progress;
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{READ_MAX, StoreError};
 use crate::raw::Doc;
 use crate::reservation::{Token, WriteId};
 
@@ -31,6 +31,8 @@ const BATCH: i32 = 8_000;
 const BATCHES_AT_ONCE: usize = 3;
 /// How long the backfill waits for prepared transactions before it logs the wait.
 const QUIET: Duration = Duration::from_secs(10);
+/// The longest time limit of the read that waits for all majorities.
+const CONFIRMED_MAX: Duration = Duration::from_secs(600);
 
 /// A document whose key another document has.
 struct Duplicate {
@@ -107,14 +109,17 @@ pub(super) async fn backfill(
 /// Waits until a majority of each shard has every write from before now, without a time limit.
 async fn confirmed_moment(protected: &Protected, position: usize) -> Result<Timestamp, StoreError> {
     let (namespace, proxy) = (&protected.namespace, &protected.constraints[position]);
+    let mut limit = READ_MAX;
     loop {
-        match proxy.confirmed_moment().await {
+        match proxy.confirmed_moment(limit).await {
             Err(error) if error.is_late() => tracing::warn!(
                 %namespace, constraint = proxy.constraint.name(), %error,
                 "the backfill waits until a majority of each shard's members has all writes"
             ),
             found => return found,
         }
+        // A shard may have many orphaned documents before its first other one.
+        limit = CONFIRMED_MAX.min(limit * 2);
     }
 }
 

@@ -20,11 +20,8 @@ use crate::constraint::Key;
 /// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
 pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
 
-/// The time limit of a read that waits for all majorities, in milliseconds. A shard may have many orphaned documents before its first
-/// other one.
-const CONFIRMED_MS_MAX: i32 = 60_000;
-/// How long to wait for its answer.
-const CONFIRMED_MAX: Duration = Duration::from_secs(75);
+/// How long to wait for an answer beyond the server's time limit.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long to wait before asking a deployment anew that states no cluster time.
 const NO_TIME_YET: Duration = Duration::from_millis(100);
@@ -52,17 +49,18 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// A moment by which a majority has every write to the protected collection from before now.
+    /// A moment by which a majority has every write to the protected collection from before now. The server may take `limit` for it.
     ///
     /// The read reaches each shard with documents of the collection, and each waits for a majority of its own.
     ///
     /// # Errors
-    /// [`StoreError`]; [`StoreError::is_late`] if a shard's majority can't be reached within a minute.
-    pub async fn confirmed_moment(&self) -> Result<Timestamp, StoreError> {
+    /// [`StoreError`]; [`StoreError::is_late`] if a shard's majority can't be reached in time.
+    pub async fn confirmed_moment(&self, limit: Duration) -> Result<Timestamp, StoreError> {
+        let max_time = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
         // No field is read: a value may be text that isn't UTF-8, at which the driver fails.
         let command = rawdoc! {
             "find": self.protected.name(), "projection": { "_id": 0, ABSENT_FIELD: 1 }, "limit": 1, "singleBatch": true,
-            "readConcern": { "level": "linearizable" }, "maxTimeMS": CONFIRMED_MS_MAX,
+            "readConcern": { "level": "linearizable" }, "maxTimeMS": max_time,
         };
         let confirmed = async {
             loop {
@@ -74,7 +72,7 @@ impl ProxyCollection {
                 }
             }
         };
-        within(CONFIRMED_MAX, confirmed).await
+        within(limit + ANSWER, confirmed).await
     }
 
     /// Reads the reservations of `keys`, in no order, after prepared transactions that have written under these keys are

@@ -44,7 +44,7 @@ async fn a_walk_by_majority_shows_a_document_until_a_majority_has_its_deletion()
     let users = client.database(DATABASE).collection::<Document>("users");
     users.insert_many([doc! { "_id": 1 }, doc! { "_id": 2 }]).await.unwrap();
     let proxy = store(&client);
-    let moment = proxy.confirmed_moment().await.unwrap();
+    let moment = proxy.confirmed_moment(Duration::from_secs(30)).await.unwrap();
     let primary = set.primary().unwrap().address();
     let secondary = set.addresses().into_iter().find(|address| *address != primary).unwrap();
     let _behind = FailPoint::turn_on(&secondary, "stopReplProducer", "alwaysOn".into(), doc! {}).unwrap();

@@ -173,3 +173,33 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
     testkit::assert_documents_and_reservations_agree(cluster, "backfill_twice", "users", "email_1", email).await;
 }
+
+/// The fleet may enforce a constraint while a backfill beside it is under way. If that took the state back, all documents would be read
+/// again, and meanwhile nothing would count on the constraint.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_leaves_a_constraint_enforced_that_has_become_so_meanwhile() {
+    let cluster = Cluster::shared();
+    let database = "backfill_beside";
+    let namespace = format!("{database}.users");
+    testkit::shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let client = cluster.client();
+    fill(&client, database, 20, |id| format!("{id}@x")).await;
+    let relay = Relay::start(cluster.router_address());
+    let constraints = format!("  - {{ collection: {namespace}, key: {{ email: 1 }} }}\n");
+    let config = Config::new(&relay.uri(), "2s", &constraints);
+    let held = relay.hold(b"\x02state\0\x0b\0\0\0backfilled\0");
+    let definitions = client.database(database).collection::<Document>("keyward.constraints");
+    let meanwhile = async {
+        tokio::task::block_in_place(|| held.wait());
+        let definition = definitions.find_one(doc! {}).await.unwrap().unwrap();
+        let enforced = doc! {
+            "$set": { "state": "enforced", "enforcedIn": definition.get("era").cloned() }, "$unset": { "backfill": 1 },
+        };
+        definitions.update_one(doc! {}, enforced).await.unwrap();
+        drop(held);
+    };
+    let (output, ()) = tokio::join!(config.run("backfill", &[]), meanwhile);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let definition = definitions.find_one(doc! {}).await.unwrap().unwrap();
+    assert_eq!(definition.get_str("state").ok(), Some("enforced"), "{definition}");
+}

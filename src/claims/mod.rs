@@ -4,13 +4,13 @@
 //! document may be written, waits for a conflicting attempt, or its attempt has ended. [`crate::reservation`] alone decides.
 
 mod candidate;
+mod document;
 mod effects;
 mod takeover_check;
 mod writes_under_way;
 
-pub use candidate::{
-    Candidate, ConstrainedKey, KeysOfDocument, anticipate, keys_of, keys_of_new, keys_under, owner_of, with_id,
-};
+pub use candidate::{Candidate, anticipate};
+pub use document::{ConstrainedKey, KeysOfDocument, keys_of, keys_of_new, keys_under, owner_of, with_id};
 pub use effects::{advance_attempts, run_releases};
 pub use takeover_check::TakeoverCheck;
 pub use writes_under_way::{WriteGuard, WritesUnderWay, unregistered_token};

@@ -11,7 +11,7 @@ use crate::fleet::Guard;
 use crate::namespace::Namespace;
 use crate::traces::CommandSpan;
 use crate::wire::{Flags, Message, Rejection, Request};
-use crate::write::Commit;
+use crate::write::CommitDecision;
 use crate::write::plan::key_change;
 
 /// A request, and the decisions on it. The next stages use them and read nothing again.
@@ -78,19 +78,20 @@ impl<'m> Judged<'m> {
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
         let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
-        let is_forwarded = |transaction| service.writes.transactions.decide_commit(transaction) == Commit::Forward;
+        let transactions = &service.writes.transactions;
+        let decide_commit = |transaction| transactions.decide_commit(transaction) == CommitDecision::Forward;
         // The server refuses a commit without a transaction.
-        let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(is_forwarded);
+        let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(decide_commit);
         // If a write is in a client's transaction, this process must have seen that begin, and it may still be committed.
-        let may_continue = || match (verdict, self.context.transaction) {
-            (Verdict::Write(_), Some(transaction)) => service.writes.transactions.go_on(transaction).is_ok(),
+        let go_on = || match (verdict, self.context.transaction) {
+            (Verdict::Write(_), Some(transaction)) => transactions.go_on(transaction).is_ok(),
             _ => true,
         };
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()
             && is_registered()
-            && may_continue()
+            && go_on()
             && (!self.context.commits() || may_commit())
     }
 

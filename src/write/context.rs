@@ -19,8 +19,8 @@ use crate::haste::{self, hastened};
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 
-/// How long a write may wait and retry if the client set no limit: as long as a server's transaction may live. An insert waits for
-/// the leases of other attempts without it.
+/// How long a write may wait and retry if the client set no limit: the default of `transactionLifetimeLimitSeconds`. An insert
+/// waits for the leases of other attempts without it.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The moment when Keyward gives up a statement that begins now, if the client set no limit.

@@ -37,7 +37,7 @@ pub use catalog_epoch::{CatalogEpoch, PastEpochs, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward_error::ForwardError;
 use plan::Plan;
-pub use txn::client_transactions::{Commit, TransactionId};
+pub use txn::client_transactions::{CommitDecision, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};
 
 /// How a write was served.
@@ -99,12 +99,12 @@ pub async fn answer_commit(
     };
     let transactions = &context.transactions;
     Ok(match transactions.decide_commit(transaction) {
-        Commit::Forward => None,
-        Commit::Unseen => {
+        CommitDecision::Forward => None,
+        CommitDecision::Unseen => {
             let is_on_one = context.catalog().is_on_one_replica_set();
             commit_unseen(transaction, commit, transactions, is_on_one, client, upstream).await?
         }
-        Commit::Refuse => {
+        CommitDecision::Refuse => {
             // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't
             // committed, with any answer.
             ask_to_end(commit, upstream).await?;

@@ -152,7 +152,7 @@ impl<'a> WriteOp<'a> {
         Permitted(self.upstream.permit())
     }
 
-    /// Releases the keys that the candidates hold and don't need.
+    /// Runs the releases that the candidates' attempts ask for.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
         run_releases(self.protected, candidates).await;
     }

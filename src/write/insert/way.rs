@@ -1,4 +1,4 @@
-//! Chooses how an `insert` makes documents and reservations agree: the only place that chooses between the modes.
+//! Chooses the way of an `insert` by the strategy of its constraints: forward within the lease, or a transaction.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -26,19 +26,19 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 /// How often Keyward tries to end the transactions that an earlier try left open: its transaction number may be far too low at first.
 const ENDS_MAX: u32 = 8;
 
-/// A note about the documents that a transaction inserts for one slice.
+/// The record of one slice, and the statements that a transaction adds to it.
 #[derive(Debug, Clone)]
-pub struct Note {
+pub struct SliceRecord {
     /// The record's `_id`.
     id: RawDocumentBuf,
     statements: Vec<i32>,
 }
 
-impl Note {
-    /// Notes that `statements` of the slice that begins with the statement `first` took effect. The retry id of the slice's
+impl SliceRecord {
+    /// Records that `statements` of the slice that begins with the statement `first` took effect. The retry id of the slice's
     /// first statement stands for all of them.
-    pub fn new(first: RetryId, statements: Vec<i32>) -> Note {
-        Note {
+    pub fn new(first: RetryId, statements: Vec<i32>) -> SliceRecord {
+        SliceRecord {
             id: results::id_of(first),
             statements,
         }
@@ -71,7 +71,7 @@ impl Note {
     }
 }
 
-/// The outcome for notes that a transaction was to add to their records.
+/// The outcome for statements that a transaction was to add to their records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
     /// The transaction has added them.
@@ -82,27 +82,27 @@ pub enum Added {
     No,
 }
 
-/// Reads the record of `note`.
-fn find_command<'p>(protected: &'p Protected, note: &Note) -> PipelinedCommand<'p> {
+/// Reads `record`.
+fn find_command<'p>(protected: &'p Protected, record: &SliceRecord) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command.string("find", results::COLLECTION.as_bytes());
     command
         .open(ElementType::EmbeddedDocument, b"filter")
-        .append(ElementType::EmbeddedDocument, b"_id", note.id.as_bytes())
+        .append(ElementType::EmbeddedDocument, b"_id", record.id.as_bytes())
         .close();
     cursor::in_one_batch(&mut command, 1);
     step(protected, command)
 }
 
-/// Adds `notes` to their records.
-pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> PipelinedCommand<'p> {
+/// Adds the statements of `records` to them.
+pub fn add<'p>(protected: &'p Protected, records: &[SliceRecord]) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command.string("update", results::COLLECTION.as_bytes());
-    command.documents("updates", notes.iter().map(Note::update));
+    command.documents("updates", records.iter().map(SliceRecord::update));
     step(protected, command)
 }
 
-/// Whether the notes were added, from the reply to [`add`].
+/// Whether the statements were added, from the reply to [`add`].
 pub fn added(reply: Doc<'_>) -> Result<Added, Malformed> {
     let errors = write_errors(reply)?;
     Ok(match &errors[..] {
@@ -112,7 +112,7 @@ pub fn added(reply: Doc<'_>) -> Result<Added, Malformed> {
     })
 }
 
-/// The statements that took effect, from the reply to [`find`].
+/// The statements that took effect, from the reply to [`find_command`].
 fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
     let mut statements = BTreeSet::new();
     for record in cursor::batch(found)? {
@@ -142,7 +142,7 @@ pub async fn inserted_by_majority(
     first: RetryId,
     give_up: Instant,
 ) -> Result<BTreeSet<i32>, Failure> {
-    let record = Note::new(first, Vec::new());
+    let record = SliceRecord::new(first, Vec::new());
     let mut back_off = BackOff::default();
     loop {
         let mut transaction = op.own_transaction()?;
@@ -164,7 +164,11 @@ pub async fn inserted_by_majority(
     }
 }
 
-async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction) -> Result<BTreeSet<i32>, Failure> {
+async fn read(
+    op: &mut WriteOp<'_>,
+    record: &SliceRecord,
+    transaction: &mut Transaction,
+) -> Result<BTreeSet<i32>, Failure> {
     let PipelinedCommand { database, command, .. } = find_command(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
@@ -188,7 +192,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: RetryId) -> Result<(), F
         let documents = on_all_shards(op.protected, &op.protected.namespace.collection);
         // The records of a group's members are on other shards than this one's.
         let all_records = on_all_shards(op.protected, results::COLLECTION);
-        let records = find_command(op.protected, &Note::new(first, Vec::new()));
+        let records = find_command(op.protected, &SliceRecord::new(first, Vec::new()));
         let mut transaction = op.own_transaction()?;
         let replies = pipeline::run(
             vec![records, documents, all_records],

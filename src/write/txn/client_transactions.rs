@@ -72,7 +72,7 @@ pub struct ClientTransactions {
 
 /// The decision on a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Commit {
+pub enum CommitDecision {
     /// Keyward forwards it unchanged.
     Forward,
     /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
@@ -193,21 +193,21 @@ impl ClientTransactions {
 
     /// Decides on a commit, and records the decision. If Keyward forwards the commit, it writes nothing more in the transaction.
     /// If Keyward refuses it, it refuses all later commits, too.
-    pub fn decide_commit(&self, id: TransactionId) -> Commit {
+    pub fn decide_commit(&self, id: TransactionId) -> CommitDecision {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
                 // Only the server knows the outcome of a commit that was forwarded.
                 if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
                     seen.is_doomed = true;
-                    return Commit::Refuse;
+                    return CommitDecision::Refuse;
                 }
                 if !seen.is_committed {
                     seen.is_committed = true;
                     seen.at = Instant::now();
                 }
-                Commit::Forward
+                CommitDecision::Forward
             }
-            _ => Commit::Unseen,
+            _ => CommitDecision::Unseen,
         }
     }
 
@@ -343,9 +343,9 @@ mod tests {
         let (first, second) = (transactions.enter(id(1)).unwrap(), transactions.enter(id(1)).unwrap());
         first.finish();
         second.finish();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
         // A driver's retry.
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
         // A statement after the commit would take effect without its reservations.
         assert_eq!(transactions.enter(id(1)).unwrap_err(), WriteRefusal::Committed);
     }
@@ -353,14 +353,14 @@ mod tests {
     #[test]
     fn nothing_is_written_behind_a_commit_that_came_first() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         transactions.shut_out(id(1));
         transactions.begin(id(1), true);
         let refused = transactions.enter(id(1)).unwrap_err();
         assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(2)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Forward);
     }
 
     #[test]
@@ -368,9 +368,9 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let under_way = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
         under_way.finish();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
     }
 
     #[test]
@@ -383,14 +383,14 @@ mod tests {
         };
         transactions.begin(other, true);
         transactions.note_change();
-        assert_eq!(transactions.decide_commit(other), Commit::Forward);
+        assert_eq!(transactions.decide_commit(other), CommitDecision::Forward);
         transactions.refuse_older();
-        assert_eq!(transactions.decide_commit(other), Commit::Forward);
+        assert_eq!(transactions.decide_commit(other), CommitDecision::Forward);
         let refused = transactions.enter(id(1)).unwrap_err();
         assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
         transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(2)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Forward);
     }
 
     #[test]
@@ -398,28 +398,28 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
         // The repeated start changes nothing.
         transactions.begin(id(1), true);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
         // The session's next transaction can be committed.
         transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         transactions.enter(id(2)).unwrap().break_off();
         assert!(transactions.enter(id(2)).is_err());
-        assert_eq!(transactions.decide_commit(id(2)), Commit::Refuse);
+        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Refuse);
         transactions.begin(id(3), true);
-        assert_eq!(transactions.decide_commit(id(3)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(3)), CommitDecision::Forward);
     }
 
     #[test]
     fn of_what_began_elsewhere_nobody_knows() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         assert!(transactions.enter(id(1)).is_err());
         transactions.begin(id(3), true);
         assert!(transactions.enter(id(4)).is_err());
-        assert_eq!(transactions.decide_commit(id(4)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(4)), CommitDecision::Unseen);
     }
 
     #[test]
@@ -427,12 +427,12 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
-        assert_eq!(transactions.decide_commit(id(2)), Commit::Unseen);
+        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Unseen);
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod tests {
             number: 2,
         };
         transactions.begin(first, true);
-        assert_eq!(transactions.decide_commit(first), Commit::Forward);
+        assert_eq!(transactions.decide_commit(first), CommitDecision::Forward);
         transactions.forget(Instant::now() + TRANSACTION_LIFE);
         assert_eq!(transactions.by_session.len(), 0);
     }

@@ -69,8 +69,8 @@ impl Statement<'_> {
                     .extend(selected.beside.extract_if(.., |beside| beside.id == id));
                 self.read_inserted(op, &id, transaction).await?
             }
-            (None, _) if selected.stay_in_place => {
-                match self.read_in_place(op, &selected, affected, transaction).await? {
+            (None, _) if selected.stay_on_shard => {
+                match self.read_on_shard(op, &selected, affected, transaction).await? {
                     Some(after) => after,
                     None => return Ok(Evaluation::Misplaced { affected }),
                 }
@@ -86,7 +86,7 @@ impl Statement<'_> {
 
     /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents
     /// than these, or some of them aren't there: then the places that Keyward believes are wrong.
-    async fn read_in_place(
+    async fn read_on_shard(
         self,
         op: &mut WriteOp<'_>,
         selected: &Selected,

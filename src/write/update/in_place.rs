@@ -1,6 +1,6 @@
 //! Carries out a statement about one document without a transaction: its new keys can be read from it
-//! ([`crate::command::key_update`]).
-//! Statements that are planned to run in a transaction go on to [`super::in_transaction`].
+//! ([`crate::command::key_update`]). If that turns out to be impossible, the statement goes on in a transaction of its own
+//! ([`super::in_transaction`]).
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.

@@ -17,7 +17,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 impl Statement<'_> {
     /// Whether the statement moves none of the `selected` documents: it sets no other shard key than its query asks for, or replaces documents by others
     /// with the same shard key, or deletes them.
-    pub fn leaves_in_place(self, protected: &Protected, selected: &[DocumentKeys]) -> Result<bool, Malformed> {
+    pub fn leaves_on_shard(self, protected: &Protected, selected: &[DocumentKeys]) -> Result<bool, Malformed> {
         if self.deletes()? {
             return Ok(true);
         }

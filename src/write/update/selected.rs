@@ -40,7 +40,7 @@ pub struct Selected {
     /// The documents that an upsert may get the `_id` of, if it is read again by that alone.
     pub beside: Vec<DocumentKeys>,
     /// Whether the statement moves none of them to another shard.
-    pub stay_in_place: bool,
+    pub stay_on_shard: bool,
     /// The query that names these documents; none if the client's own query is sent.
     pub query: Option<Vec<u8>>,
     /// Whether the statement selects more documents, so that Keyward must run it again for them.
@@ -90,10 +90,10 @@ impl Statement<'_> {
         let names_ids = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;
         // A query that names documents only by `_id` may also select others with the same `_id`.
-        let stay_in_place = places == Places::Believed
+        let stay_on_shard = places == Places::Believed
             && (self.is_single || !names_ids)
-            && self.stay_in_place(protected, &selected, &documents)?;
-        let before = match stay_in_place {
+            && self.stay_on_shard(protected, &selected, &documents)?;
+        let before = match stay_on_shard {
             true => selected,
             false => self.all_with_these_ids(op, selected, places, transaction).await?,
         };
@@ -107,7 +107,7 @@ impl Statement<'_> {
         };
         let query = match before.first().filter(|_| self.is_single) {
             Some(first) => {
-                let document = documents.first().filter(|_| stay_in_place);
+                let document = documents.first().filter(|_| stay_on_shard);
                 Some(pinned(protected, choosing, first, document.map(Vec::as_slice))?)
             }
             None if names_ids => Some(both(Doc::new(&these)?, choosing)),
@@ -116,11 +116,11 @@ impl Statement<'_> {
         Ok(Ok(Selected {
             before,
             beside,
-            stay_in_place,
+            stay_on_shard,
             query,
             is_part,
             is_fickle,
-            is_alone: is_alone && stay_in_place,
+            is_alone: is_alone && stay_on_shard,
         }))
     }
 
@@ -140,14 +140,14 @@ impl Statement<'_> {
     }
 
     /// Whether the statement moves none of the `selected` documents to another shard. The `documents` are those that it is compared with.
-    fn stay_in_place(
+    fn stay_on_shard(
         self,
         protected: &Protected,
         selected: &[DocumentKeys],
         documents: &[Vec<u8>],
     ) -> Result<bool, Malformed> {
         Ok(!self.is_collated(protected)?
-            && self.leaves_in_place(protected, selected)?
+            && self.leaves_on_shard(protected, selected)?
             && self.compares_document()? == self.deletes_one()?
             && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX))
     }

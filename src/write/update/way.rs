@@ -1,4 +1,4 @@
-//! Carries out a statement outside a client's transaction, in its planned way.
+//! Carries out a statement outside a client's transaction, in the way that its plan names.
 
 use super::in_place::run_in_place;
 use super::result::StatementResult;
@@ -17,7 +17,7 @@ pub async fn carry_out_statement(
     match way {
         Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
         Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
-        // A statement that is to be forwarded is, before it comes here.
+        // No statement of `Way::Forward` comes here: `super::statements` forwards those.
         Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
     }
 }

@@ -18,7 +18,7 @@ use crate::haste::{self, lengthened};
 use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
-use crate::write::retry::inserted::Note;
+use crate::write::retry::inserted::SliceRecord;
 use crate::write::txn::ErrorReply;
 
 /// The most groups with the same terms that are under way at once, not counting groups that hang. While one group waits for its
@@ -71,8 +71,8 @@ struct InsertGroup {
 pub struct Member {
     /// The documents, with their keys.
     pub candidates: Vec<Candidate<'static>>,
-    /// The note of a retryable insert.
-    pub note: Option<Note>,
+    /// The record of a retryable insert.
+    pub record: Option<SliceRecord>,
     /// The latest cluster time that the client knows.
     pub time: Times,
 }

@@ -86,7 +86,7 @@ impl StrictInsert {
     ) -> Result<Done, ForwardError> {
         for member in members {
             load.candidates.extend(&member.candidates);
-            load.notes.extend(member.note.clone());
+            load.records.extend(member.record.clone());
             load.time.advance(member.time.clone());
         }
         let mut transaction = own_transaction(op, reservations)?;
@@ -113,7 +113,7 @@ fn member(load: &Load<'_>) -> Member {
     };
     Member {
         candidates: load.candidates.iter().map(owned).collect(),
-        note: load.notes.first().cloned(),
+        record: load.records.first().cloned(),
         time: load.time.clone(),
     }
 }

@@ -24,7 +24,7 @@ use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
+use crate::write::retry::inserted::{self, Added, SliceRecord, inserted_by_majority};
 use crate::write::retry::results::as_committed;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -53,8 +53,8 @@ pub(super) enum ReservationMode {
 /// The documents of one transaction.
 pub(super) struct Load<'s> {
     pub(super) candidates: Vec<&'s Candidate<'s>>,
-    /// The notes about the documents, one for each slice of a retryable command.
-    pub(super) notes: Vec<Note>,
+    /// The records of the inserted documents, one for each slice of a retryable command.
+    pub(super) records: Vec<SliceRecord>,
     /// The latest cluster time that the clients know: the transaction is not before it.
     pub(super) time: Times,
 }
@@ -111,14 +111,14 @@ impl StrictInsert {
         let statements = these
             .iter()
             .filter_map(|candidate| Self::statement(op, candidate.position));
-        let note = self.first.map(|first| Note::new(first, statements.collect()));
+        let record = self.first.map(|first| SliceRecord::new(first, statements.collect()));
         let mut time = Times::default();
         if let Some(known) = op.command.body.get("$clusterTime")? {
             time.take(&known);
         }
         Ok(Load {
             candidates: these.to_vec(),
-            notes: note.into_iter().collect(),
+            records: record.into_iter().collect(),
             time,
         })
     }
@@ -178,7 +178,7 @@ impl StrictInsert {
         reservations: ReservationMode,
         transaction: &mut Transaction,
     ) -> Result<TransactionOutcome, Failure> {
-        let is_noted = !load.notes.is_empty();
+        let is_recorded = !load.records.is_empty();
         let (reservation_commands, rounds) = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
         for (steps, outside) in rounds {
@@ -190,7 +190,7 @@ impl StrictInsert {
             }
         }
         // The replies come in the order of the commands.
-        if is_noted {
+        if is_recorded {
             match inserted::added(Doc::new(&replies.next()?)?)? {
                 Added::Now => {}
                 Added::Before => return Ok(TransactionOutcome::DoneBefore(BTreeSet::new())),
@@ -247,8 +247,8 @@ impl StrictInsert {
         };
         let count = of_reservations.len();
         let mut first = Vec::new();
-        if !load.notes.is_empty() {
-            first.push(inserted::add(op.protected, &load.notes));
+        if !load.records.is_empty() {
+            first.push(inserted::add(op.protected, &load.records));
         }
         first.extend(of_reservations);
         // The documents are the transaction's last command, so that the server's error for a document isn't mistaken for the

@@ -34,7 +34,7 @@ fn member(bytes: usize) -> Member {
     let document = Cow::Owned(vec![0; bytes]);
     Member {
         candidates: vec![Candidate::of_keys(token, document, owner, Vec::new())],
-        note: None,
+        record: None,
         time: Times::default(),
     }
 }

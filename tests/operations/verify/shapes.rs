@@ -8,6 +8,7 @@ use crate::verify::run::Config;
 
 const CONSTRAINTS: &str = "  - { collection: verify_shapes.hashed, key: { v: 1 } }
   - { collection: verify_shapes.on_id, key: { v: 1 } }
+  - { collection: verify_shapes.clustered, key: { v: 1 } }
   - { collection: verify_shapes.nested, key: { v: 1 } }
   - { collection: verify_shapes.partly, key: { v: 1 } }
   - { collection: verify_shapes.unsharded, key: { v: 1 }, strategy: transaction }
@@ -30,6 +31,9 @@ async fn fill(cluster: &Cluster) {
         let namespace = format!("verify_shapes.{collection}");
         testkit::shard_on_two(cluster, &namespace, doc! { key: 1 }, doc! { key: "m" });
     };
+    let clustered = doc! { "create": "clustered", "clusteredIndex": { "key": { "_id": 1 }, "unique": true } };
+    cluster.run("verify_shapes", clustered).unwrap();
+    two("clustered", "region");
     two("nested", "place.region");
     two("partly", "region");
     two("manifold", "region");
@@ -60,6 +64,7 @@ async fn fill(cluster: &Cluster) {
     for collection in [
         "hashed",
         "on_id",
+        "clustered",
         "nested",
         "partly",
         "unsharded",
@@ -113,10 +118,10 @@ async fn collections_and_constraints_of_every_shape_are_verified() {
     assert_eq!((clean.listed(), clean.exit), (vec![], Some(0)));
     let count = i64::from(COUNT);
     // Of `manifold` three constraints: two keys a document, those above 2, and all.
-    let reserved = 6 * count + 2 * count + (count - 3) + count;
+    let reserved = 7 * count + 2 * count + (count - 3) + count;
     assert_eq!(
         (&clean.summary["documents"], &clean.summary["reservations"]),
-        (&(9 * count).into(), &reserved.into())
+        (&(10 * count).into(), &reserved.into())
     );
 
     let database = cluster.client().database("verify_shapes");
@@ -124,6 +129,7 @@ async fn collections_and_constraints_of_every_shape_are_verified() {
     for (collection, constraint) in [
         ("hashed", "v_1"),
         ("on_id", "v_1"),
+        ("clustered", "v_1"),
         ("nested", "v_1"),
         ("partly", "v_1"),
         ("unsharded", "v_1"),

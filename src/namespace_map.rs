@@ -1,4 +1,4 @@
-//! Holds a value for each of some collections. Each command that may write looks its collections up here, so a lookup takes few steps.
+//! Maps collections to values. Keyward searches such a map for each command that may write, so a search must take few steps.
 
 /// Values by the database and the collection that they belong to, in one sorted list. Names are compared byte for byte.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! Confirms right before takeovers are sent that their judgements still count.
+//! Confirms, right before Keyward sends takeovers, that the judgements behind them still hold.
 //!
 //! A takeover relies on reads that came before it, and this process may have stood still since. Others may presume this Keyward gone by
 //! now. They may also have given the constraint another definition, by which the owner holds the key.

@@ -1,4 +1,4 @@
-//! Reads write commands from their messages alone, without asking a server.
+//! Reads write commands and rewrites their statements, from the message alone: without asking a server.
 
 pub mod affected_keys;
 pub mod arithmetic;

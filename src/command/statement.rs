@@ -1,4 +1,4 @@
-//! Reads one statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`.
+//! Reads and rewrites one statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`.
 
 use bson::spec::ElementType;
 

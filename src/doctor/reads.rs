@@ -1,4 +1,4 @@
-//! Checks reads that decide something, and what the cluster adds to commands that state no concern.
+//! Checks linearizable reads, and the read and write concerns that the cluster adds to commands without one.
 
 use bson::{Document, doc};
 

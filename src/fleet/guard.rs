@@ -1,4 +1,4 @@
-//! Finds out, as a command is classified, whether it may write, and to which collections that this Keyward hasn't declared.
+//! Notes while a command is classified whether it may write, and to which collections that this Keyward hasn't declared.
 //!
 //! The classifier asks about every collection that a command may write to whether it is protected. So no command that writes
 //! bypasses this check.
@@ -11,7 +11,7 @@ use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
 
-/// The constraints as they are, and what of a command it was asked about.
+/// Answers the classifier's questions, and notes the collections that they were about.
 pub struct Guard<'a, P> {
     protection: &'a P,
     membership: Option<&'a Membership>,

@@ -1,4 +1,4 @@
-//! Makes constraints hold from the first write on.
+//! Prepares constraints in the cluster, so that they hold from the first write on.
 //!
 //! Before the port opens, every proxy collection exists, is sharded, and has a reservation for every existing document. A
 //! constraint that is added later first reserves for new writes, and then backfills the existing documents.

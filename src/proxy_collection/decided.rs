@@ -1,6 +1,6 @@
-//! Reads reservations after prepared, undecided transactions are decided, and finds moments after which a majority has all earlier writes.
+//! Makes reads that wait: until prepared transactions are decided, or until a majority has all earlier writes.
 //!
-//! All other reads ignore these transactions and see the state before them.
+//! All other reads ignore prepared, undecided transactions and see the state before them.
 //!
 //! The server waits in three kinds of reads: a read after a cluster time, however early, a linearizable read, and a snapshot
 //! read. It waits only for the first reply: a `getMore` ignores prepared transactions, whatever its `find` asked for

@@ -1,4 +1,4 @@
-//! Filters that find reservations by their keys, so that a router asks only the shards on which they lie.
+//! Makes filters that find reservations by their keys, so that a router asks only the shards on which they lie.
 //!
 //! The shard key of a proxy collection is `{"_id.h": "hashed"}`, or `{_id: 1}` ([`crate::prepare`]). These filters suit both:
 //!

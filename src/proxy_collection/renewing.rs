@@ -1,8 +1,8 @@
-//! Gives reservations that a backfill finds for existing documents other tokens.
+//! Replaces the token of each reservation that a backfill finds for an existing document.
 //!
 //! Every judgement about a reservation names the token that it saw. A takeover, a release or a sweep may be delayed by minutes, as
-//! in a Keyward that stood still. Its judgement may be of a time when no document had to rely on the reservation. After a backfill one
-//! does. With another token, the delayed command doesn't match any more.
+//! in a Keyward that stood still. Its judgement may date from a time when no document relied on the reservation. After a backfill a
+//! document does. With another token, the delayed command doesn't match any more.
 //!
 //! Everything else stays: the owner, the route, the time and the lease. The attempt that wrote the reservation may still be under way. If
 //! its write fails after all, it doesn't release the key, because it names the former token. Then the key stays reserved until the

@@ -1,6 +1,6 @@
-//! Gives reservations the places of their owners by the present shard key.
+//! Updates the routes in reservations after the shard key of the protected collection changed.
 //!
-//! A reservation from before a change of the shard key names the former one. Keyward then looks its owner up on all shards, and in
+//! A reservation from before the change has a route by the former shard key. Keyward then looks its owner up on all shards, and in
 //! strict mode it can't prove an absent owner gone.
 
 use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};

@@ -1,6 +1,6 @@
-//! Composes the replies to writes that Keyward refuses as a whole while it plans or carries them out.
+//! Composes Keyward's errors for commands, or for single statements, that it refuses while it plans or carries them out.
 //!
-//! The refusals of the classifier, before that, are in [`crate::classify`]. Each states the reason in the server's form, and the
+//! The refusals of the classifier, before that, are in [`crate::classify`]. Each error states the reason in the server's form, and the
 //! way out.
 
 use crate::counted::Counted;

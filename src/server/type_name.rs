@@ -1,4 +1,4 @@
-//! Lists the server's names of types, which people know.
+//! Names BSON types as the server does, for messages.
 
 use bson::spec::ElementType;
 

@@ -1,4 +1,6 @@
-//! Delivers notices to a session besides messages: in one future, registered once and polled until something happens.
+//! Delivers to a session the events that are no messages, such as a drain or another catalog.
+//!
+//! One future waits for all of them. The session polls the same future until an event happens, so a message costs no registration.
 
 use mongodb::options::ServerAddress;
 use tokio::sync::watch;

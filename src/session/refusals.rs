@@ -1,4 +1,6 @@
-//! Logs commands of one client that Keyward refuses because it can't protect them: the first at once, then one line a minute at most.
+//! Limits the log lines about refused commands of one client: the first at once, then at most one a minute.
+//!
+//! These are the commands that Keyward can't protect.
 
 use std::time::Duration;
 

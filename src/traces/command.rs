@@ -1,7 +1,6 @@
-//! Records the span of a client's command: from when it has arrived until its reply begins to.
+//! Records the span of a client's command, which lasts from the command's arrival until its reply begins.
 //!
-//! Its names are those in the table of commands, and of the namespace. Any other value in the place of a name may be
-//! anything, so it isn't used.
+//! As names it records only those of known commands, of the database and of the collection. Any other value could be a user's data.
 
 use bson::spec::ElementType;
 use tracing::field::Empty;

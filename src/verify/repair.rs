@@ -1,4 +1,4 @@
-//! Repairs what is safe to repair, by the means that writes and the sweeper have, so that it doesn't get into their way.
+//! Repairs findings where that is safe. It uses the operations of writes and of the sweeper, so it may run beside them.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
-//! Decides which fields of the client's command Keyward keeps in the commands by which it carries that command out, outside a
-//! transaction. Within one, [`crate::command::running`] lists the fields that aren't kept.
+//! Makes the bodies of the commands by which Keyward carries out a client's command outside a transaction.
+//!
+//! It decides which of the client's fields they keep. Within a transaction, [`crate::command::running`] lists the fields that aren't
+//! kept.
 //!
 //! Keyward keeps the statements' numbers where the server would renumber a part of a retryable write.
 

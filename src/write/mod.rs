@@ -1,7 +1,7 @@
-//! Carries out writes on protected collections: reserves keys, writes on the client's own connection, releases keys.
+//! Carries out writes on protected collections, and decides on the commits of clients' transactions.
 //!
-//! [`crate::claims`] reserves and releases the keys; this module makes one reply of the parts. Keyward refuses a write
-//! that it can't protect. The refusal names the collection and the way out.
+//! A write reserves keys, writes on the client's own connection, and releases keys. [`crate::claims`] reserves and releases; this module
+//! makes one reply of the parts. Keyward refuses a write that it can't protect. The refusal names the collection and the way out.
 
 mod absent_collection;
 mod acknowledged;

@@ -1,5 +1,6 @@
-//! Computes the change that a statement in place makes to a document that Keyward has read: the statement as Keyward sends it, and the
-//! keys that the document gets and loses.
+//! Computes the change that a statement in place makes to a document that Keyward has read.
+//!
+//! The result has the statement as Keyward sends it, and the keys that the document gets and loses.
 
 use std::collections::BTreeSet;
 

@@ -98,7 +98,7 @@ impl<'a> AuditTurn<'a> {
         let until = doc! { "$ifNull": ["$until", Bson::Null] };
         let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
         let is_of_wrong_clock = doc! { "$gt": [until, from_now(2 * hastened(TURN, haste::REGISTER))] };
-        // One of its own that was broken off goes on.
+        // This Keyward continues its own interrupted turn.
         let free = vec![
             doc! { "$expr": { "$or": [is_over, is_of_wrong_clock] } },
             doc! { "by": auditor },

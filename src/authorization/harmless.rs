@@ -36,10 +36,10 @@ const LEFT_OUT: [&[u8]; 10] = [
     b"arrayFilters",
 ];
 
-/// Sends it, and gives what the server says.
+/// Sends the harmless form of `write` and returns the server's reply.
 ///
 /// # Errors
-/// [`RightsError`] if the connection is done for.
+/// [`RightsError`] if the connection can't be used any more.
 pub async fn send(
     write: &Write<'_>,
     message: &OpMsg<'_>,

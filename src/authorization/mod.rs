@@ -38,7 +38,7 @@ const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message names each field")]
 pub enum RightsError {
-    /// The connection is done for.
+    /// The connection can't be used any more.
     #[error(transparent)]
     Upstream(#[from] upstream::ConnectionError),
     /// The server doesn't answer the question.

@@ -108,7 +108,7 @@ impl ClientConstraints {
         }
     }
 
-    /// Notes that these entries are for the collection with the identity `uuid` from now on; gives whether one wasn't.
+    /// Notes that these entries are for the collection with the identity `uuid` from now on; returns whether one wasn't.
     pub fn note_collection(&mut self, ids: &[ObjectId], uuid: Option<&Bson>) -> bool {
         let mut is_any_changed = false;
         for entry in self.constraints.iter_mut().filter(|entry| ids.contains(&entry.id)) {
@@ -118,8 +118,8 @@ impl ClientConstraints {
         is_any_changed
     }
 
-    /// Removes the entry with this number, and all others of its command, and notes why. Gives whether it did: not if the client knows
-    /// that the constraint holds.
+    /// Removes the entry with this number, and all others of its command, and notes why. Returns whether it did. It doesn't if the client
+    /// knows that the constraint holds.
     pub fn end_build(&mut self, id: ObjectId, reply: &Document) -> bool {
         self.end(id, reply, false)
     }

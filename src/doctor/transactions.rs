@@ -151,7 +151,7 @@ impl Pair {
         Ok((pair, writer, other))
     }
 
-    /// The write's second half. Gives whether it took effect.
+    /// The write's second half. Returns whether it took effect.
     async fn end_write(&self, session: &mut ScratchSession<'_>) -> Result<bool, CheckError> {
         if !session.go_on(insert(self.owner.clone())).await?.is_ok() {
             session.abort().await?;

@@ -144,7 +144,7 @@ impl WantedConstraints {
         indexes: Option<&[ListedIndex]>,
     ) -> Result<bool, IndexRefusal> {
         let constraint = Constraint::new(self.namespace.clone(), specification.clone());
-        // One that no constraint could have isn't in the list.
+        // An index that no constraint can represent isn't listed.
         let Ok(wanted) = constraint.and_then(|constraint| self.effective(&constraint)) else {
             return Ok(false);
         };

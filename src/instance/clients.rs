@@ -147,9 +147,9 @@ impl FollowedList {
 /// The list while a reload replaces one configuration by another one.
 pub(super) struct FollowedInReload<'a> {
     pub(super) clients: &'a mut FollowedList,
-    /// The constraints of the wanted file, and those of it that are left out.
+    /// For the wanted file: the constraints that are left out, and those that aren't.
     pub(super) wanted: (&'a LeftOutConstraints, &'a [Arc<Constraint>]),
-    /// The same of the file that holds before.
+    /// The same for the former file.
     pub(super) former: (&'a LeftOutConstraints, &'a [Arc<Constraint>]),
 }
 

@@ -290,7 +290,7 @@ impl Definitions {
         Ok(())
     }
 
-    /// Notes that a client's constraint has ended. One with the same definition that was made since stays as it is.
+    /// Notes that a client's constraint has ended. A constraint that was made again with this definition stays.
     pub(super) async fn end_of_client(&self, constraint: &Constraint, entry: ObjectId) -> Result<(), PrepareError> {
         let mut ended = id(constraint);
         ended.insert(OF_CLIENT, entry);

@@ -72,9 +72,10 @@ struct Pending {
 impl Pending {
     /// Takes note of the writes that a look has found. Returns whether another look is needed.
     ///
-    /// A server lists its operations first and then its idle cursors. So one look misses a cursor that a `getMore` uses from in between,
-    /// and two in sequence don't. A pipeline may also leave its cursor only as its first command ends, under another name. So new cursors
-    /// count for two looks, and for two more after each look that still shows an operation. Later ones belong to later commands.
+    /// A server lists its operations first and then its idle cursors. One look misses a cursor whose next `getMore` begins between the two
+    /// lists. So Keyward looks twice in sequence. A pipeline may also leave its cursor only as its first command ends, under another name.
+    /// So new cursors count for two looks, and for two more after each look that still shows an operation. Later ones belong to later
+    /// commands.
     fn go_on_after(&mut self, found: AtWork) -> bool {
         match std::mem::replace(&mut self.has_begun, true) {
             true => self.operations.retain(|operation| found.operations.contains(operation)),

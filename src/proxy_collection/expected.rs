@@ -73,7 +73,7 @@ impl ExpectedCollection {
         self.0.is_gone.store(true, Ordering::Release);
     }
 
-    /// Whether that is to be reported: it hasn't been yet.
+    /// Returns true once, for the log line about that.
     pub(super) fn report(&self) -> bool {
         !self.0.is_reported.swap(true, Ordering::AcqRel)
     }

@@ -302,7 +302,7 @@ impl ProxyCollection {
         self.expected.uuid()
     }
 
-    /// Whether it is to be reported that the collection is gone: it hasn't been yet.
+    /// Returns true once, for the log line that the collection is gone.
     pub fn report_gone(&self) -> bool {
         self.expected.report()
     }

@@ -80,7 +80,7 @@ impl<'a> SweepTurn<'a> {
         Ok(kept.is_some())
     }
 
-    /// Ends the turn: the next one, anybody's, begins after `pause` at the first key.
+    /// Ends the turn: the next one, any Keyward's, begins after `pause` at the first key.
     pub(super) async fn end(self, pause: Duration) -> Result<(), StoreError> {
         let ended = vec![
             doc! { "$set": { "sweep": { "until": from_now(pause) } } },

@@ -224,7 +224,7 @@ impl Connection {
     /// - Cancel: leaves the connection out of step, and the session closes it.
     ///
     /// # Errors
-    /// [`ConnectionError`]; all but `TooLong` mean that the connection is done for.
+    /// [`ConnectionError`]; all but `TooLong` mean that the connection can't be used any more.
     pub async fn request(&mut self, command: &Draft<'_>) -> Result<Reply, ConnectionError> {
         self.send(command).await?;
         self.receive().await
@@ -243,7 +243,7 @@ impl Connection {
     /// [`Flags::MORE_TO_COME`] there will be none.
     ///
     /// # Errors
-    /// [`ConnectionError`]; all but `TooLong` mean that the connection is done for.
+    /// [`ConnectionError`]; all but `TooLong` mean that the connection can't be used any more.
     pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), ConnectionError> {
         self.last_id = self.last_id.wrapping_add(1);
         let frame = command.frame(self.last_id, 0)?;
@@ -260,7 +260,7 @@ impl Connection {
     /// Waits for the reply to the oldest command that has none yet.
     ///
     /// # Errors
-    /// [`ConnectionError`]; the connection is done for.
+    /// [`ConnectionError`]; the connection can't be used any more.
     pub async fn receive(&mut self) -> Result<Reply, ConnectionError> {
         let header = loop {
             let inbox = &self.incoming.inbox;

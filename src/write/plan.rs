@@ -175,7 +175,7 @@ impl<'m> StatementPlan<'m> {
     }
 }
 
-/// The statements of the write that may change a key. If none does, Keyward forwards the write unchanged, like a read.
+/// The statements of the write that may change a key. If none may, Keyward forwards the write unchanged, like a read.
 ///
 /// A driver's retry is treated like its first try: the answer depends on the statement and the constraints, never on documents.
 pub fn key_change(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> KeyChange {
@@ -188,13 +188,13 @@ pub fn key_change(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> 
         return KeyChange::Unknown;
     };
     match KeyChange::of(kind, message, &**protected) {
-        // The plan has Keyward carry it out.
+        // No key changes, but Keyward carries the write out all the same, to route it.
         KeyChange::None if protected.routes() && any_needs_routing(kind, message, protected) => KeyChange::Unknown,
         change => change,
     }
 }
 
-/// Whether Keyward carries any statement of the command out itself because it is by a key.
+/// Whether Keyward routes any statement of the command, because it names its document by a key.
 fn any_needs_routing(kind: StatementKind, message: &OpMsg<'_>, protected: &Protected) -> bool {
     let needs = |raw: Doc<'_>| Statement::of(kind, message.body, raw).is_ok_and(|one| needs_routing(one, protected));
     let Some(list) = kind.list() else {

@@ -283,7 +283,7 @@ impl Transaction {
         self.has_all_reservations = true;
     }
 
-    /// Whether a command that writes was run here and answered, and not with `ok: 0`.
+    /// Whether a write command succeeded here: its reply had `ok: 1`.
     pub fn has_written(&self) -> bool {
         self.has_written
     }
@@ -324,8 +324,8 @@ impl Transaction {
         Ok(upstream.send(&draft).await?)
     }
 
-    /// Makes the server end `command` at the deadline, if the client's own limit doesn't. An abort has no limit. Nor has a
-    /// `getMore`: the limit of its `find` counts.
+    /// Makes the server end `command` at the deadline, if the client's own limit doesn't. An abort has no limit. A `getMore` has none
+    /// either: the limit of its `find` counts.
     fn limit(&self, command: &mut Builder) -> Result<(), Malformed> {
         let Some(own) = &self.own else { return Ok(()) };
         let is_without = command.is_first("getMore") || command.is_first("abortTransaction");

@@ -71,8 +71,8 @@ async fn kill(session: [u8; 16], body: Doc<'_>, upstream: &mut Connection) -> Re
     Ok(upstream.run(&command.finish()).await?)
 }
 
-/// Whether a shard's primary has the transaction open. A server lists what runs, and then idle sessions. So one look misses a transaction
-/// that a statement uses from in between, and two in sequence don't.
+/// Whether a shard's primary has the transaction open. A server lists running operations first and then idle sessions. One look misses a
+/// transaction whose next statement begins between the two lists. So Keyward looks twice in sequence.
 ///
 /// # Errors
 /// As [`is_seen_open`].

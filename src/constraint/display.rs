@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_utf_8_is_not_legible() {
+    fn text_that_is_not_utf_8_is_not_displayed() {
         let mut document = Builder::new();
         document.string("v", b"\xff");
         assert!(!is_displayable(Doc::new(&document.finish()).unwrap()));

@@ -27,7 +27,7 @@ use crate::raw::Doc;
 use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::driver::{
-    code_of, error_code, first_batch, first_write_error, with_legible_text, write_error_in_words,
+    code_of, decode_lossily, error_code, first_batch, first_write_error, write_error_in_words,
 };
 use crate::upstream::CollectionSharding;
 
@@ -328,7 +328,7 @@ impl ProxyCollection {
             "collation": { "locale": "simple" },
         };
         let explain = rawdoc! { "explain": find, "verbosity": "queryPlanner" };
-        let plan = with_legible_text(self.database.run_raw_command(explain).await)?;
+        let plan = decode_lossily(self.database.run_raw_command(explain).await)?;
         let plan = plan
             .get_document("queryPlanner")
             .and_then(|plan| plan.get_document("winningPlan"));
@@ -348,7 +348,7 @@ impl ProxyCollection {
     ) -> Result<Document, StoreError> {
         let answer = self.database.run_raw_command(command).session(session).await;
         // An error may name the owner's `_id` or shard key.
-        Ok(with_legible_text(answer)?)
+        Ok(decode_lossily(answer)?)
     }
 }
 

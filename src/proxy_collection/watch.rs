@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn old_marks_grow_few_and_never_too_young() {
+    fn old_marks_grow_few_and_never_too_recent() {
         let begin = Instant::now();
         let second = Duration::from_secs(1);
         let mut marks = Marks::default();

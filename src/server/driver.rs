@@ -14,12 +14,12 @@ use crate::raw::Doc;
 ///
 /// A server names the value of a duplicate, and cuts a long one in the middle of a character. The driver refuses such a reply.
 /// Its error has the bytes.
-pub fn with_legible_text(answer: Result<Document, Error>) -> Result<Document, Error> {
-    answer.or_else(|error| legible(&error).ok_or(error))
+pub fn decode_lossily(answer: Result<Document, Error>) -> Result<Document, Error> {
+    answer.or_else(|error| lossy_reply(&error).ok_or(error))
 }
 
 /// The reply that the driver couldn't decode, if it reports no error of the whole command.
-fn legible(error: &Error) -> Option<Document> {
+fn lossy_reply(error: &Error) -> Option<Document> {
     let bytes = error.server_response()?.as_bytes();
     let is_ok = reply::is_ok(Doc::new(bytes).ok()?).ok()?;
     let decoded: Utf8Lossy<Document> = bson::deserialize_from_slice(bytes).ok()?;

@@ -40,7 +40,7 @@ fn served(client: &mut Socket, server: &mut Socket, command: &Document, answer: 
     assert_eq!(client.receive().unwrap().document(), *answer);
 }
 
-fn assert_is_farewell(reply: &Document) {
+fn assert_is_drain_error(reply: &Document) {
     assert_eq!(reply.get_i32("code").ok(), Some(91), "{reply}");
     assert_eq!(reply.get_str("codeName").ok(), Some("ShutdownInProgress"));
     assert_eq!(reply.get_f64("ok").ok(), Some(0.0));
@@ -73,7 +73,7 @@ fn a_stream_of_handshakes_ends_with_the_news() {
     let last = client.receive().unwrap();
     // It stands where the stream's next one would.
     assert_eq!((last.header.response_to, last.flags), (50, 0));
-    assert_is_farewell(&last.document());
+    assert_is_drain_error(&last.document());
     // A counter that goes on from the mongos' own would make its next word, through another Keyward, look old.
     let version = last.document().get_document("topologyVersion").unwrap().clone();
     assert_ne!(version.get_object_id("processId").unwrap(), process);
@@ -98,9 +98,9 @@ fn a_handshake_that_waits_or_comes_late_gets_the_news() {
     proxy.begin_stop(LONG);
     let answer = waiting.receive().unwrap();
     assert_eq!(answer.header.response_to, id);
-    assert_is_farewell(&answer.document());
+    assert_is_drain_error(&answer.document());
     assert!(waiting.is_closed());
-    assert_is_farewell(&late.command(&hello));
+    assert_is_drain_error(&late.command(&hello));
     let query = [
         &0_i32.to_le_bytes()[..],
         b"admin.$cmd\0",
@@ -118,7 +118,7 @@ fn a_handshake_that_waits_or_comes_late_gets_the_news() {
     legacy.send(&[&header.bytes()[..], &query].concat());
     let answer = legacy.receive().unwrap();
     assert_eq!(answer.op_code, keyward::wire::OpCode::REPLY);
-    assert_is_farewell(&answer.document());
+    assert_is_drain_error(&answer.document());
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn late_in_the_drain_new_commands_are_turned_away_and_labelled() {
     };
     // Until half of the time is over it is served, as by a mongos.
     assert!(begun.elapsed() >= drain / 2, "{:?}", begun.elapsed());
-    assert_is_farewell(&refused);
+    assert_is_drain_error(&refused);
     assert_eq!(
         refused.get_array("errorLabels").unwrap(),
         &["RetryableWriteError".into()]

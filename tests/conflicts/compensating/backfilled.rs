@@ -155,7 +155,7 @@ async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
 }
 
 /// An insert with the `_id` of a document on its shard, and another shard key, is refused late. It has reserved the key that the
-/// document lacked, and whoever takes in what is there has waited for the insert's lease. Then the insert gives the key up.
+/// document lacked, and the backfill has waited for the insert's lease. Then the insert releases the key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
     let database = "given_up_late";

@@ -189,7 +189,7 @@ async fn statements_beside_documents_with_the_same_id_change_their_own() {
 /// A replacement by an equal `_id` gives the document that `_id`. Its reservations have the former one.
 #[tokio::test]
 async fn a_document_whose_id_gets_another_type_gives_its_keys_up() {
-    let database = "namesake_types";
+    let database = "same_id_types";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;

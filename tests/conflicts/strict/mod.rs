@@ -2,8 +2,8 @@
 //! single replica set.
 
 mod clock_ahead;
+mod contention;
 mod cost;
-mod crowd;
 mod group_commit;
 mod killed_group;
 mod lost_commits;

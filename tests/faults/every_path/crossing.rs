@@ -211,7 +211,7 @@ fn is_duplicate(error: &Error) -> bool {
 }
 
 /// Writes that get in each other's way.
-async fn crowd(mut client: Client) -> Seen {
+async fn contend(mut client: Client) -> Seen {
     for _ in 0..WRITES_EACH {
         let kind = client.random.random_range(0..22);
         let began = Instant::now();
@@ -269,18 +269,18 @@ async fn cross(database: &str, constraint: &str, lease: &str, left_max: usize) {
     let is_over = Arc::new(AtomicBool::new(false));
     let past = cluster.client().database(database).collection("users");
     let watching = tokio::spawn(watch(past, is_over.clone()));
-    let mut crowds = Vec::new();
+    let mut contending = Vec::new();
     for number in 0..CLIENTS {
         let client = keywards[number as usize % 2].client().await;
-        crowds.push(tokio::spawn(crowd(Client {
+        contending.push(tokio::spawn(contend(Client {
             users: client.database(database).collection("users"),
             random: StdRng::seed_from_u64(seed ^ number),
             seen: Seen::default(),
         })));
     }
     let mut all = Seen::default();
-    for crowd in crowds {
-        let seen = crowd.await.unwrap();
+    for client in contending {
+        let seen = client.await.unwrap();
         all.applied += seen.applied;
         all.duplicates += seen.duplicates;
     }

@@ -16,13 +16,13 @@ use crate::nemesis::verdict::{judge, of_code};
 
 const DOCUMENTS: i32 = 12;
 const EMAILS: i32 = 9;
-/// What is recorded of newcomers.
-const IN_A_CROWD: &str = "insert in a crowd";
+/// The name under which the insert of a newcomer is recorded.
+const WITH_OTHERS: &str = "insert with others";
 const TAGS: i32 = 12;
 /// Each region is a chunk of its own.
 pub const REGIONS: [&str; 4] = ["a", "b", "c", "d"];
-/// So many are inserted at the same time, as many as a driver has connections to one server.
-const CROWD: usize = 10;
+/// So many newcomers are inserted at the same time, as many as a driver has connections to one server.
+const NEWCOMERS: usize = 10;
 /// How long a client rests at most before its next write: the servers share one machine with everything else.
 const REST_MS: u64 = 30;
 
@@ -69,8 +69,8 @@ impl Ended {
     }
 }
 
-/// Whether this document was inserted at the same time as others.
-pub fn is_of_a_crowd(id: &Bson) -> bool {
+/// Whether this document is a newcomer: it was inserted at the same time as others.
+pub fn is_newcomer(id: &Bson) -> bool {
     id.as_i32().is_some_and(|id| id >= DOCUMENTS)
 }
 
@@ -87,7 +87,7 @@ impl Client {
     pub async fn run(mut self, is_over: Arc<AtomicBool>) {
         while !is_over.load(Ordering::Relaxed) {
             if self.random.random_ratio(1, 20) {
-                self.crowd().await;
+                self.insert_newcomers().await;
             } else {
                 let began = now();
                 let (name, ended) = self.write().await;
@@ -112,17 +112,17 @@ impl Client {
 
     /// Inserts new documents, each by a command of its own, all at the same time; now and then one of them takes an address
     /// that others have or want.
-    async fn crowd(&mut self) {
-        let mut documents: Vec<Document> = (0..CROWD).map(|_| self.newcomer()).collect();
+    async fn insert_newcomers(&mut self) {
+        let mut documents: Vec<Document> = (0..NEWCOMERS).map(|_| self.newcomer()).collect();
         if self.random.random_ratio(1, 8) {
-            documents[self.random.random_range(0..CROWD)].insert("email", self.email());
+            documents[self.random.random_range(0..NEWCOMERS)].insert("email", self.email());
         }
         let began = now();
         join_all(documents.into_iter().map(async |document| {
             let (id, writer) = (document.get_i32("_id").unwrap(), writer_of(&document).unwrap());
             let inserted = self.accounts.insert_one(document).await;
             let ended = Ended::single(id, Kind::Write(writer), inserted.map(|_| true));
-            self.record(IN_A_CROWD, began, ended);
+            self.record(WITH_OTHERS, began, ended);
         }))
         .await;
     }
@@ -131,7 +131,7 @@ impl Client {
     fn newcomer(&mut self) -> Document {
         let writer = self.history.writer();
         let mut document = named(DOCUMENTS + i32::try_from(writer).unwrap());
-        document.extend(doc! { "email": format!("{writer}@crowd"), "writer": writer });
+        document.extend(doc! { "email": format!("{writer}@newcomer"), "writer": writer });
         if self.random.random_ratio(1, 3) {
             document.insert("phone", self.phones.choose(writer, &mut self.random));
         }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::nemesis::checker::{COLLECTION, Evidence, Violation};
-use crate::nemesis::client::is_of_a_crowd;
+use crate::nemesis::client::is_newcomer;
 use crate::nemesis::faults::Faults;
 use crate::nemesis::history::Outcome;
 
@@ -74,7 +74,7 @@ fn together(evidence: &Evidence) -> String {
         if let Some(transaction) = &change.transaction
             && change.collection == COLLECTION
             && change.before.is_none()
-            && is_of_a_crowd(&change.id)
+            && is_newcomer(&change.id)
         {
             *newcomers.entry(transaction).or_default() += 1;
         }

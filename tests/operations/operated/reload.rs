@@ -206,9 +206,9 @@ fn a_constraint_that_comes_under_load_misses_nothing() {
     assert_eq!(code, Some(0), "{findings}");
 }
 
-/// What waits for company when a constraint comes goes in under the old constraints, and is waited for.
+/// An insert that waits for its group when a constraint comes runs under the old constraints, and the reload waits for it.
 #[test]
-fn a_constraint_that_comes_while_inserts_travel_together_misses_none() {
+fn a_constraint_added_during_group_commits_misses_no_insert() {
     const INSERTERS: usize = 24;
     let database = "reload_together";
     drop_database(database);

@@ -114,10 +114,10 @@ async fn repairs_that_are_killed_or_run_at_once_end_in_agreement() {
 #[tokio::test]
 async fn a_reservation_is_left_alone_while_its_lease_may_run() {
     let cluster = Cluster::shared();
-    let constraints = "  - { collection: verify_young.users, key: { email: 1 } }\n";
+    let constraints = "  - { collection: verify_recent.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "1s", constraints);
     assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
-    let past = cluster.client().database("verify_young");
+    let past = cluster.client().database("verify_recent");
     let users = past.collection::<Document>("users");
     users.insert_one(doc! { "_id": 1, "email": "a@x" }).await.unwrap();
     assert_eq!(config.verify(&["--repair"]).await.listed(), ["missing email_1 1"]);

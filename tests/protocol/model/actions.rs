@@ -119,10 +119,10 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         if message.to.is_some() && state.faults > 0 && message.request.is_write() && message.request.may_come_twice() {
             actions.push(Action::Duplicate(message.clone()));
         }
-        let fenced = !system.rules.lacks(Broken::LookWithoutFence);
+        let is_linearizable = !system.rules.lacks(Broken::LookNotLinearizable);
         if let Request::LookUp { key, owner, scope } = &message.request
             && (state.is_deposed || state.faults > 0)
-            && !(*scope == Scope::Linearizable && fenced)
+            && !(*scope == Scope::Linearizable && is_linearizable)
             && state.store.holds(*owner, *key)
         {
             actions.push(Action::ArriveStale(message.clone()));

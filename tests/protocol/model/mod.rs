@@ -99,7 +99,7 @@ macro_rules! guards {
 guards! {
     a_takeover_compares_the_token: SameKey, COMPENSATING, TakeoverWithoutToken, 0;
     a_takeover_compares_when_it_was_written: SameKey, COMPENSATING, TakeoverWithoutAt, 0;
-    a_deposed_primary_is_not_asked: SameKey, COMPENSATING, LookWithoutFence, 1;
+    a_deposed_primary_is_not_asked: SameKey, COMPENSATING, LookNotLinearizable, 1;
     the_owner_is_looked_for: SameKey, COMPENSATING, LookWithoutOwner, 0;
     a_backfilled_reservation_has_an_owner: Backfilled, COMPENSATING, LookWithoutOwner, 0;
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;

@@ -277,7 +277,7 @@ pub fn waits_for_a_majority(request: &Request, rules: &Rules) -> bool {
             !rules.lacks(Broken::WithoutMajority)
         }
         Request::Write(_) => !rules.lacks(Broken::AnswerBeforeMajority),
-        Request::LookUp { scope, .. } => *scope == Scope::Linearizable && !rules.lacks(Broken::LookWithoutFence),
+        Request::LookUp { scope, .. } => *scope == Scope::Linearizable && !rules.lacks(Broken::LookNotLinearizable),
         Request::LookAt { by_majority, .. } => *by_majority,
         // Where nothing was done there is nothing to wait for, but that costs only time.
         Request::AskDone { .. } => !rules.lacks(Broken::AskBeforeMajority),

@@ -111,7 +111,7 @@ impl Simulation {
         }
         if let Request::LookUp { scope, .. } = request
             && *scope == Scope::Linearizable
-            && !rules.lacks(Broken::LookWithoutFence)
+            && !rules.lacks(Broken::LookNotLinearizable)
         {
             // A deposed primary knows that it can't answer.
         } else if self.has_faults()

@@ -65,7 +65,7 @@ guards! {
     the_time_of_one_shard_says_nothing_of_another: COMPENSATING, TimeOfOneShard;
     a_takeover_compares_the_token: COMPENSATING, TakeoverWithoutToken;
     a_takeover_compares_when_it_was_written: COMPENSATING, TakeoverWithoutAt;
-    a_deposed_primary_is_not_asked: COMPENSATING, LookWithoutFence;
+    a_deposed_primary_is_not_asked: COMPENSATING, LookNotLinearizable;
     the_owner_is_looked_for: COMPENSATING, LookWithoutOwner;
     old_keys_are_given_up_after_the_write: COMPENSATING, ReleaseBeforeWrite;
     a_release_names_its_token: COMPENSATING, ReleaseWithoutToken;

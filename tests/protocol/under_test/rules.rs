@@ -19,7 +19,7 @@ pub enum Broken {
     /// A takeover compares the token, but not when the reservation was written.
     TakeoverWithoutAt,
     /// The look before a takeover may be answered by a deposed primary.
-    LookWithoutFence,
+    LookNotLinearizable,
     /// A reservation whose lease is over is taken over without looking for its owner.
     LookWithoutOwner,
     /// Old keys are given up with the write instead of after it.

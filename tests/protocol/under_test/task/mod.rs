@@ -131,10 +131,10 @@ impl Task {
     fn end(&mut self, verdict: Verdict, requests: &mut Requests) {
         self.stage = Stage::Ending(verdict);
         self.go_on(requests);
-        self.conclude(requests);
+        self.finish(requests);
     }
 
-    fn conclude(&mut self, requests: &mut Requests) {
+    fn finish(&mut self, requests: &mut Requests) {
         let Stage::Ending(verdict) = self.stage else { return };
         if self.releasing > 0 {
             return;
@@ -190,7 +190,7 @@ impl Task {
                     self.step(&Event::Failed(position));
                 }
                 self.go_on(&mut requests);
-                self.conclude(&mut requests);
+                self.finish(&mut requests);
             }
             (_, Request::DeleteSeen { .. }) => {}
             (Stage::Asking, Request::AskDone { .. }) => match reply {

@@ -36,7 +36,7 @@ async fn mix(client: Client, database: &str, number: i32, seed: u64) {
     }
 }
 
-async fn crowd(keywards: &[Keyward], database: &'static str) {
+async fn contend(keywards: &[Keyward], database: &'static str) {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut clients = Vec::new();
@@ -55,21 +55,21 @@ async fn crowd(keywards: &[Keyward], database: &'static str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn on_shards() {
-    let database = "crowd";
+    let database = "strict_contention";
     let cluster = users(database);
     let start = || keyward(cluster, database, "10s", &[EMAIL]);
-    crowd(&[start(), start()], database).await;
+    contend(&[start(), start()], database).await;
     assert_agreement(cluster, database, "email").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn on_one_replica_set() {
-    let database = "crowd_unsharded";
+    let database = "strict_contention_unsharded";
     let replica_set = ReplicaSet::shared();
     let client = replica_set.client();
     client.database(database).drop().await.unwrap();
     let constraint = EMAIL.replace("DB", database).replace(", strategy: transaction", "");
     let start = || Keyward::start_with_lease(&replica_set.uri(), "10s", &constraint);
-    crowd(&[start(), start()], database).await;
+    contend(&[start(), start()], database).await;
     crate::strict::one_replica_set::assert_agreement(&client, database).await;
 }

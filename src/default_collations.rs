@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_yet_may_have_what_all_its_constraints_state() {
+    fn an_absent_collection_may_have_the_collation_that_all_its_constraints_state() {
         let stated = |strengths: &[i32]| -> Vec<Constraint> {
             let collation = |strength: &i32| constraint(Some(doc! { "locale": "en", "strength": strength }));
             strengths.iter().map(collation).collect()
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nested_without_end_is_none_that_anything_could_have() {
+    fn a_collation_nested_too_deep_is_a_mismatch() {
         let mut nested = vec![5, 0, 0, 0, 0];
         for _ in 0..10_000 {
             let length = i32::try_from(nested.len() + 8).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keyward_does_not_know_is_comparable_with_nothing() {
+    fn an_unknown_default_collation_is_comparable_with_nothing() {
         let unknown = DefaultCollations::of_existing(Some(&doc! { "locale": "da", "strength": 3 }));
         for command in [doc! {}, doc! { "collation": { "locale": "da", "strength": 3 } }] {
             assert!(!takes(&unknown, command.clone()), "{command}");

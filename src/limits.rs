@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_more_waits_until_it_is_there() {
+    async fn a_share_waits_until_enough_memory_is_free() {
         let memory = Memory::new(100_000, gauge());
         let (mut one, mut other) = (Share::of(memory.clone()), Share::of(memory.clone()));
         one.cover(90_000).await;
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_larger_limit_lets_those_in_who_wait() {
+    async fn a_larger_limit_admits_waiting_shares() {
         let memory = Memory::new(50_000, gauge());
         let mut share = Share::of(memory.clone());
         assert!(share.cover(60_000).now_or_never().is_none());

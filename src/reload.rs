@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_start_can_change_is_named() {
+    fn settings_that_only_a_start_can_change_are_named() {
         let current = config("");
         for (text, expected) in [
             ("drain: 1s\nsweep: 2s\nlog: { level: debug }", vec![]),

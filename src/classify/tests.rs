@@ -222,7 +222,7 @@ fn writes_to_protected_collections_go_to_the_write_path() {
 }
 
 #[test]
-fn what_gives_a_protected_collection_another_shard_key_is_watched() {
+fn a_change_of_a_protected_collections_shard_key_is_a_write() {
     // A unique index may keep a collection from being sharded: Keyward then says what to do.
     for (name, others) in [
         ("shardCollection", Index),
@@ -368,7 +368,7 @@ fn map_reduce_may_not_write_into_protected_collections() {
 }
 
 #[test]
-fn what_cannot_be_protected_is_refused() {
+fn commands_that_cannot_be_protected_are_refused() {
     for (database, command, expected) in [
         (
             "admin",

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matches_nothing_names_what_the_query_names() {
+    fn a_query_that_matches_nothing_keeps_the_clients_fields() {
         let nothing = |query: Document| {
             let bytes = nothing(Doc::new(&query.to_vec().unwrap()).unwrap()).unwrap();
             Document::from_reader(bytes.as_slice()).unwrap()
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_compared_as_a_whole() {
+    fn present_values_are_compared_as_a_whole() {
         let unchanged = |document: Document, paths: &[&str]| {
             let (query, document) = (doc! { "_id": 1 }.to_vec().unwrap(), document.to_vec().unwrap());
             let bytes = unchanged(Doc::new(&query).unwrap(), Doc::new(&document).unwrap(), paths).unwrap();

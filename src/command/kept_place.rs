@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_keeps_the_place_is_left_out() {
+    fn only_sets_that_keep_the_place_are_left_out() {
         let update = doc! { "$set": { "_id": 1, "n": 2, "address": { "region": "b" } }, "$inc": { "_id": 1 } };
         let (bytes, query) = (update.to_vec().unwrap(), doc! { "_id": 1 }.to_vec().unwrap());
         let rest = without_kept(Doc::new(&bytes).unwrap(), Doc::new(&query).unwrap(), &PLACE).unwrap();

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_is_missed() {
+    fn missing_required_settings_are_reported() {
         let problems = read("").unwrap_err().problems;
         let paths: Vec<String> = problems.iter().map(|problem| problem.path.to_string()).collect();
         assert_eq!(paths, ["upstream", "constraints"]);
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_told_in_the_files_order_with_their_places() {
+    fn problems_are_reported_in_the_files_order_with_their_places() {
         let problems = read("lease: 0s\nupstream: http://x\nconstraints:\n  - {}\nlog: { level: 3, colour: 1 }\n");
         let expected = "\
             keyward.yaml:1:1: lease: must be 1s to 10m\n\

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_stands_where_the_thing_around_it_does() {
+    fn an_absent_setting_has_the_position_of_its_parent() {
         let text = "# comment\nconstraints:\n  - name: x\n";
         let first = SettingPath::top().field("constraints").item(0);
         assert_eq!(found(text, &first.field("key")), (3, 5));

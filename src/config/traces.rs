@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_collector_is_refused() {
+    fn wrong_settings_of_traces_are_refused() {
         for (traces, expected) in [
             ("{}", "traces.endpoint: missing"),
             ("{ endpoint: collector }", "traces.endpoint: not a URL"),

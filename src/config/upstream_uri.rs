@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_ignored_in_silence_is_refused() {
+    fn options_that_would_be_ignored_are_refused() {
         for (uri, part) in [
             ("mongodb://a/?w=1", "w must"),
             ("mongodb://a/?readPreference=secondary", "readPreference must"),

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_must_be_ascii() {
+    fn a_value_that_is_cut_must_be_ascii() {
         assert!(display("é".repeat(70)));
         assert!(!display("é".repeat(80)));
         assert!(display("e".repeat(5_000)));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_query_matches_by_more_than_its_key_asks_for_none() {
+    fn a_query_that_more_than_one_key_can_match_asks_for_none() {
         let email = constraint(doc! { "email": 1 }, |_| {});
         for query in [
             doc! {},

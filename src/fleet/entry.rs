@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_writes_to_the_collection_can_lack_a_constraint() {
+    fn only_a_keyward_that_writes_to_the_collection_can_lack_a_constraint() {
         let (users, orders) = (Namespace::new("shop", "users"), Namespace::new("shop", "orders"));
         let (email, other) = (ObjectId::new(), ObjectId::new());
         let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gone_is_who_was_seen_unchanged_for_its_lease_and_the_aftermath() {
+    fn a_keyward_is_gone_once_its_entry_was_unchanged_for_its_lease_and_the_aftermath() {
         let mut watch = EntryWatch::default();
         let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::from_secs(600)));
         let begun = Instant::now();

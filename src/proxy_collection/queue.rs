@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrives_meanwhile_travels_together_and_each_gets_its_own() {
+    async fn items_that_arrive_meanwhile_share_a_batch_and_each_caller_gets_its_own_results() {
         let echo = Echo::default();
         let (go_on, batches) = (echo.go_on.clone(), echo.batches.clone());
         let queue = Queue::start(echo);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_stops_asking_keeps_nobody_waiting() {
+    async fn a_caller_that_stops_asking_holds_up_no_other() {
         let echo = Echo::default();
         let (go_on, batches) = (echo.go_on.clone(), echo.batches.clone());
         let queue = Queue::start(echo);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_answered_in_time_is_late_and_the_rest_is_told() {
+    async fn a_command_without_answer_in_time_is_late_and_the_others_have_their_results() {
         let silent = || pending::<u8>().boxed();
         let mut alone = vec![silent(), ready(1).boxed(), silent()];
         alone.extend((0..2 * ALONE_AT_ONCE).map(|_| ready(2).boxed()));

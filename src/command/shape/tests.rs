@@ -45,7 +45,7 @@ fn with_circumstances(mut command: Document) -> Document {
 }
 
 #[test]
-fn what_drivers_send_costs_nothing() {
+fn commands_of_drivers_have_a_known_shape() {
     let documents = [doc! { "_id": 1 }, doc! { "a": [1] }];
     let insert = with_circumstances(doc! { "insert": "c", "ordered": true, "bypassDocumentValidation": false });
     assert!(has_driver_shape(None, &insert, Some(("documents", &documents))));
@@ -90,7 +90,7 @@ fn what_drivers_send_costs_nothing() {
 }
 
 #[test]
-fn what_no_driver_sends_is_seen() {
+fn a_shape_that_no_driver_sends_is_recognised() {
     let delete = |statement: Document| has_driver_shape(DELETE, &doc! { "delete": "c", "deletes": [statement] }, None);
     let update = |more: Document| {
         let mut statement = doc! { "q": {}, "u": { "$set": { "a": 1 } } };

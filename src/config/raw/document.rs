@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_bson_cannot_say_is_refused() {
+    fn yaml_that_bson_cannot_represent_is_refused() {
         assert_eq!(read("{ '<<': { a: 1 } }"), Err(NotBson::Merge));
         assert_eq!(read("{ 1: 1 }"), Err(NotBson::NameNotText("1".to_owned())));
         assert_eq!(

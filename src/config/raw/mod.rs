@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_is_read_beside_what_cannot() {
+    fn a_readable_setting_is_read_beside_an_unreadable_one() {
         let (raw, _) = read("lease: 1m 30s\nadmin: x\n").unwrap();
         assert_eq!(raw.lease, Some(Duration::from_secs(90)));
         assert_eq!(raw.admin, None);

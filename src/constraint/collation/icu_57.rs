@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_unicode_8_knows_is_read_as_it_is() {
+    fn characters_of_unicode_8_stay_unchanged() {
         for text in [
             "",
             "e",
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_is_read_as_unassigned() {
+    fn characters_newer_than_unicode_8_are_read_as_unassigned() {
         // Unicode 9 and 11.
         assert_eq!(read("🤣").as_deref(), Ok("\u{5f923}"));
         assert_eq!(read("\u{1e921}").as_deref(), Ok("\u{5e921}"));

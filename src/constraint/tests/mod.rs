@@ -197,7 +197,7 @@ fn a_partial_filter_decides_which_documents_count() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn a_constraint_that_cannot_be_kept_is_refused() {
     let refused =
         |namespace: &str, spec: IndexSpec| Constraint::new(Namespace::parse(namespace).unwrap(), spec).unwrap_err();
     let key = doc! { "a": 1 };
@@ -237,7 +237,7 @@ fn what_cannot_be_kept_is_refused() {
 }
 
 #[test]
-fn a_timestamp_that_the_server_fills_in_is_told() {
+fn a_timestamp_that_the_server_fills_in_is_recognised() {
     let spec = IndexSpec {
         key: doc! { "a": 1, "b.c": 1 },
         partial_filter_expression: Some(doc! { "f": { "$exists": true } }),

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_once_is_refused_for_good() {
+    fn a_refused_commit_stays_refused() {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let under_way = transactions.enter(id(1)).unwrap();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_began_before_a_change_is_refused_when_that_is_asked_for() {
+    fn a_transaction_older_than_a_change_is_refused_on_request() {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let other = TransactionId {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_broken_off_is_never_committed() {
+    fn a_transaction_with_an_interrupted_statement_is_never_committed() {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_began_elsewhere_nobody_knows() {
+    fn a_transaction_that_began_elsewhere_is_unseen() {
         let transactions = ClientTransactions::default();
         assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
         assert!(transactions.enter(id(1)).is_err());
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_began_long_ago_is_forgotten() {
+    fn a_transaction_that_began_long_ago_is_forgotten() {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);

@@ -66,7 +66,7 @@ async fn lead(groups: &Arc<Groups>) -> Lead {
 }
 
 #[tokio::test]
-async fn who_comes_while_others_are_at_it_goes_with_the_next() {
+async fn an_insert_that_arrives_during_a_commit_joins_the_next_group() {
     let groups = groups();
     let mut first = leads(&groups).await;
     assert!(first[0].take_members().0.is_empty());
@@ -112,7 +112,7 @@ async fn a_leader_that_has_gone_is_followed_by_the_next() {
 }
 
 #[tokio::test]
-async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
+async fn a_member_of_a_lost_leaders_group_is_in_doubt() {
     let groups = groups();
     let mut first = leads(&groups).await;
     let (leader, _) = enter(&groups, 0).await;
@@ -165,7 +165,7 @@ async fn after_groups_that_came_to_nothing_more_and_more_go_alone() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_long_without_being_taken_along() {
+async fn a_member_that_waits_too_long_inserts_alone() {
     let groups = groups();
     let mut first = leads(&groups).await;
     let (patient, _) = enter(&groups, 0).await;

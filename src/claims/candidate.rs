@@ -17,7 +17,7 @@ use crate::reservation::{Attempt, Effect, Event, Token};
 pub struct Candidate<'a> {
     /// Its position in the client's command.
     pub position: usize,
-    /// The document to insert, with an `_id`; empty if a statement gets the keys for a document.
+    /// The document to insert, with an `_id`; empty if the document isn't inserted: a statement changes it, or it exists already.
     pub document: Cow<'a, [u8]>,
     /// The owner of the keys.
     pub owner: Owner,

@@ -84,7 +84,7 @@ impl ClientConstraints {
         is_another && former.len() > 0 && former.all(|entry| self.entry(entry.id).is_none())
     }
 
-    /// Removes the entry with this number; gives whether it was there.
+    /// Removes the entry with this number; returns whether it was there.
     pub fn remove(&mut self, id: ObjectId) -> bool {
         let before = self.constraints.len();
         self.constraints.retain(|entry| entry.id != id);
@@ -156,7 +156,7 @@ impl ClientConstraints {
         commands
     }
 
-    /// Notes that the constraints of this command hold; gives whether that is new.
+    /// Notes that the constraints of this command hold; returns whether that is new.
     pub fn note_built(&mut self, command: ObjectId) -> bool {
         let of_command = self.constraints.iter_mut().filter(|entry| entry.command == command);
         let building = of_command.filter(|entry| entry.state != BuildState::Built);

@@ -142,7 +142,7 @@ impl ClientConstraintStore {
         }
     }
 
-    /// Replaces the list by `list`, which was read and changed; gives whether that was the current one.
+    /// Replaces the list by `list`, which was read and changed; returns whether that was the current one.
     pub(super) async fn replace(&self, mut list: ClientConstraints) -> Result<bool, StoreError> {
         let before = list.version;
         if before == 0 {

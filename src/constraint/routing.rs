@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_that_more_than_one_key_can_match_asks_for_none() {
+    fn a_query_that_its_key_alone_does_not_decide_asks_for_none() {
         let email = constraint(doc! { "email": 1 }, |_| {});
         for query in [
             doc! {},

@@ -11,7 +11,7 @@ use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
 
-/// Answers the classifier's questions, and notes the collections that they were about.
+/// Answers the classifier's questions from `protection`. Notes whether the command may write, and to which undeclared collections.
 pub struct Guard<'a, P> {
     protection: &'a P,
     membership: Option<&'a Membership>,

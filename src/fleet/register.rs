@@ -109,7 +109,7 @@ impl Register {
         self.update_own(own, Document::new()).await
     }
 
-    /// Adds collections and constraints to an entry; gives whether it is there.
+    /// Adds collections and constraints to an entry; returns whether it is there.
     pub(super) async fn add(
         &self,
         own: &OwnEntry,
@@ -128,13 +128,13 @@ impl Register {
         self.update_own(own, update).await
     }
 
-    /// Takes constraints out of an entry; gives whether it is there.
+    /// Takes constraints out of an entry; returns whether it is there.
     pub(super) async fn take_out(&self, own: &OwnEntry, constraints: &[ObjectId]) -> Result<bool, StoreError> {
         self.update_own(own, doc! { "$pull": { "constraints": { "$in": constraints } } })
             .await
     }
 
-    /// Notes the version of the list of clients' constraints that the Keyward has applied; gives whether its entry is there.
+    /// Notes the version of the list of clients' constraints that the Keyward has applied; returns whether its entry is there.
     pub(super) async fn note_clients_version(&self, own: &OwnEntry, version: i64) -> Result<bool, StoreError> {
         self.update_own(own, doc! { "$set": { "clientsVersion": version } })
             .await
@@ -170,7 +170,7 @@ impl Register {
         Ok(answered(update.into_future()).await?.matched_count == 1)
     }
 
-    /// Takes an entry away; gives whether it was there.
+    /// Takes an entry away; returns whether it was there.
     pub(super) async fn remove(&self, id: ObjectId) -> Result<bool, StoreError> {
         let delete = self.collection.delete_one(doc! { "_id": id });
         Ok(answered(delete.into_future()).await?.deleted_count == 1)
@@ -230,7 +230,7 @@ impl Register {
         Ok(None)
     }
 
-    /// Takes `entry` away unless it has changed; gives whether it did.
+    /// Takes `entry` away unless it has changed; returns whether it did.
     pub(super) async fn evict(&self, entry: &RegisterEntry) -> Result<bool, StoreError> {
         let mut filter = doc! { "_id": entry.id, "beat": entry.beat, "left": entry.has_left };
         if !entry.has_left {

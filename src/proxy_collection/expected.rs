@@ -73,7 +73,7 @@ impl ExpectedCollection {
         self.0.is_gone.store(true, Ordering::Release);
     }
 
-    /// Returns true once, for the log line about that.
+    /// Returns true once, for the log line that the collection is gone.
     pub(super) fn report(&self) -> bool {
         !self.0.is_reported.swap(true, Ordering::AcqRel)
     }

@@ -1,8 +1,8 @@
 //! Decides what an error code proves: that a command or a document definitely had no effect, that the server may accept it
 //! later or elsewhere, or that its transaction is over.
 //!
-//! A code below 10,000 that isn't listed proves nothing: the write is then in doubt. The next version of the server may have other
-//! codes. A code of 10,000 or more about one document is a failed check of that document; those that aren't are listed.
+//! A code that isn't listed proves nothing: the write is then in doubt. The next version of the server may have other codes. There is
+//! one exception: a write error of 10,000 or more proves that its document was refused, unless `LOST_TRACK` lists the code.
 
 use super::code;
 

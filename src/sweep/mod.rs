@@ -106,8 +106,8 @@ pub async fn delete_abandoned(
     }
 }
 
-/// Deletes the reservations of a page whose lease is over and whose owner doesn't hold the key. Updates the routes of the others after a
-/// change of the shard key. Does neither, and returns false, if the constraint has another definition in the cluster by now.
+/// Deletes the reservations of a page that are past their lease and whose owner doesn't hold the key. Updates the routes of the other ones
+/// past their lease, if they name a former shard key. Does neither, and returns false, if the constraint has another definition in the cluster by now.
 async fn settle(
     protected: &Protected,
     proxy: &ProxyCollection,

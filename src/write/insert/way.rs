@@ -1,4 +1,4 @@
-//! Chooses the way of an `insert` by the strategy of its constraints: forward within the lease, or a transaction.
+//! Chooses how a slice of an `insert` is carried out, by its keys and the strategy: forwarded within the lease, or in a transaction.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Keeps records of the documents that strict inserts have inserted, so that a retry learns the outcome of its first try.
 //!
-//! It also ends transactions that a first try left open. There is one record for each slice of the command, in `keyward.results` beside those of other statements. The inserting
-//! transactions write it themselves. The server remembers the retryable writes that it ran itself, but doesn't recognise one
+//! This file also ends transactions that a first try left open. There is one record for each slice of the command, in
+//! `keyward.results` beside those of other statements. The inserting transactions write it themselves. The server remembers the retryable writes that it ran itself, but doesn't recognise one
 //! that ran as a transaction.
 
 use std::collections::BTreeSet;

@@ -283,7 +283,7 @@ impl Transaction {
         self.has_all_reservations = true;
     }
 
-    /// Whether a write command succeeded here: its reply had `ok: 1`.
+    /// Whether a write command was run here whose reply had `ok: 1`, with or without write errors.
     pub fn has_written(&self) -> bool {
         self.has_written
     }

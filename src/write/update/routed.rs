@@ -29,7 +29,7 @@ impl AtOwner {
         Ok(query.map(|query| AtOwner { query, constraint }))
     }
 
-    /// Counts whether the document was found at the reserved place. If not, it may be on any shard.
+    /// Counts whether the document was found at the place that the key's reservation names. If not, it may be on any shard.
     pub fn note(&self, is_found: bool, op: &WriteOp<'_>) {
         let metrics = &op.protected.constraints[self.constraint].metrics;
         match is_found {

@@ -17,7 +17,8 @@ pub async fn carry_out_statement(
     match way {
         Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
         Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
-        // No statement of `Way::Forward` comes here: `super::statements` forwards those.
+        // No statement of `Way::Forward` comes here: `super::statements` forwards those, and a `findAndModify` of that way goes on
+        // unchanged as a whole.
         Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
     }
 }

@@ -152,7 +152,7 @@ async fn who_may_not_drop_makes_keyward_look_nothing_up() {
     create_user("drop_writer", vec![role("readWrite", database)]).await;
     let direct = secured().client();
     run(&direct, database, doc! { "profile": 2 }).await.unwrap();
-    // A drop reads the latest reservation; no other command does.
+    // A drop reads the recent reservations; no other command does.
     let looks = doc! { "command.find": "keyward.users.email_1", "command.filter.at": { "$exists": true } };
     let count_looks = async || {
         let profile = direct.database(database).collection::<Document>("system.profile");

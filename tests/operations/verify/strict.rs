@@ -37,14 +37,14 @@ async fn a_lost_owner_is_repaired_on_a_replica_set() {
 #[tokio::test]
 async fn what_cannot_be_proved_on_shards_is_left_and_is_in_the_way_of_nothing_else() {
     let cluster = Cluster::shared();
-    let constraints = "  - { collection: verify_fence.users, key: { email: 1 }, strategy: transaction }\n";
+    let constraints = "  - { collection: verify_strict_read.users, key: { email: 1 }, strategy: transaction }\n";
     testkit::shard_on_two(
         cluster,
-        "verify_fence.users",
+        "verify_strict_read.users",
         doc! { "region": 1 },
         doc! { "region": "m" },
     );
-    let past = cluster.client().database("verify_fence");
+    let past = cluster.client().database("verify_strict_read");
     let users = past.collection::<Document>("users");
     let user = |id: i32| doc! { "_id": id, "region": "a", "email": format!("{id}@x") };
     users.insert_many((0..10).map(user)).await.unwrap();

@@ -165,7 +165,7 @@ async fn after_groups_that_came_to_nothing_more_and_more_go_alone() {
 }
 
 #[tokio::test]
-async fn a_member_that_waits_too_long_inserts_alone() {
+async fn an_insert_that_waits_too_long_runs_alone() {
     let groups = groups();
     let mut first = leads(&groups).await;
     let (patient, _) = enter(&groups, 0).await;

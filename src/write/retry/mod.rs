@@ -9,7 +9,7 @@
 //! | --- | --- | --- | --- | --- |
 //! | Did the server insert these documents before? | An insert in compensating mode would be refused as a duplicate. Or a reply names repeated statements. | `insert/mod.rs`, through `insert/way.rs` | The server's memory of the statements' numbers, by a majority. | [`server_memory`] |
 //! | Did the server carry out this statement before? | A statement in place would be refused. Or its document may have changed shards. | `update/in_place.rs`, `update/slice.rs`, `update/sending.rs` | The same memory; Keyward sends a form of the statement that matches nothing. | `update/first_try.rs` |
-//! | Which documents of this slice did a transaction insert? | In each inserting transaction, and before an insert would be refused as a duplicate. | `insert/strict/transaction.rs`, `insert/strict/mod.rs` | The slice's record, written by the inserting transaction. | [`inserted`] |
+//! | Which documents of this slice did a transaction insert? | In each inserting transaction, and before an insert would be refused as a duplicate. | `insert/strict/transaction.rs`, `insert/strict/mod.rs` | The slice's record, written by the inserting transaction. | [`slice_record`], [`inserted`] |
 //! | What was the reply to this statement? | A transaction of Keyward's can't write the statement's record, is to be tried again, or would refuse the statement or wait for a key. | `update/in_transaction.rs` | The statement's record, written by its transaction. | [`results`] |
 //! | May the first try's transaction still be open? | A retryable strict insert met a key that its first try had reserved. | `insert/strict/mod.rs` | Keyward ends the transactions of the command's session on all shards. | [`inserted`] |
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | `claims/effects.rs` | The retry id in the reservation's token. | `reservation/claim.rs` |
@@ -31,3 +31,4 @@
 pub mod inserted;
 pub mod results;
 pub mod server_memory;
+pub mod slice_record;

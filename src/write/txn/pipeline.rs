@@ -7,6 +7,7 @@
 //! Reads outside of the transaction may follow. The other end of the connection runs them after the transaction's commands.
 
 use super::{ErrorReply, Transaction};
+use crate::catalog::Protected;
 use crate::raw::Builder;
 use crate::server::reply;
 use crate::upstream::Connection;
@@ -22,6 +23,17 @@ pub struct PipelinedCommand<'a> {
     pub command: Builder,
     /// Its batch.
     pub sequence: Option<OutSequence<'a>>,
+}
+
+impl<'a> PipelinedCommand<'a> {
+    /// A command without a batch, in the protected collection's database.
+    pub fn of(protected: &'a Protected, command: Builder) -> Self {
+        PipelinedCommand {
+            database: &protected.namespace.database,
+            command,
+            sequence: None,
+        }
+    }
 }
 
 /// Runs `steps` in the transaction, and then the reads `outside` of it; returns the reply or refusal to each. Replies must be

@@ -18,7 +18,7 @@ use crate::haste::{self, lengthened};
 use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
-use crate::write::retry::inserted::SliceRecord;
+use crate::write::retry::slice_record::SliceRecord;
 use crate::write::txn::ErrorReply;
 
 /// The most groups with the same terms that are under way at once, not counting groups that hang. While one group waits for its

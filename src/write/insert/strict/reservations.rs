@@ -106,11 +106,7 @@ fn steps<'s>(
         // In the order in which all writers reserve keys.
         keys.sort_by_key(|(_, key)| *key);
         for chunk in COMMAND_MAX.parts(&keys, |(_, key)| key.reservation_id().as_bytes().len()) {
-            steps.push(PipelinedCommand {
-                database: &protected.namespace.database,
-                command: command(proxy, chunk),
-                sequence: None,
-            });
+            steps.push(PipelinedCommand::of(protected, command(proxy, chunk)));
         }
     }
     steps

@@ -24,8 +24,9 @@ use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::retry::inserted::{self, Added, SliceRecord, inserted_by_majority};
+use crate::write::retry::inserted::inserted_by_majority;
 use crate::write::retry::results::as_committed;
+use crate::write::retry::slice_record::{self, Added, SliceRecord};
 use crate::write::txn::pipeline::{self, PipelinedCommand};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
@@ -191,7 +192,7 @@ impl StrictInsert {
         }
         // The replies come in the order of the commands.
         if is_recorded {
-            match inserted::added(Doc::new(&replies.next()?)?)? {
+            match slice_record::added(Doc::new(&replies.next()?)?)? {
                 Added::Now => {}
                 Added::Before => return Ok(TransactionOutcome::DoneBefore(BTreeSet::new())),
                 Added::No => return Ok(TransactionOutcome::Conflict),
@@ -248,7 +249,7 @@ impl StrictInsert {
         let count = of_reservations.len();
         let mut first = Vec::new();
         if !load.records.is_empty() {
-            first.push(inserted::add(op.protected, &load.records));
+            first.push(slice_record::add(op.protected, &load.records));
         }
         first.extend(of_reservations);
         // The documents are the transaction's last command, so that the server's error for a document isn't mistaken for the
@@ -286,9 +287,8 @@ impl StrictInsert {
         let command = op.command.insert_body()?;
         let documents = load.candidates.iter().map(|candidate| &*candidate.document);
         Ok(PipelinedCommand {
-            database: &op.protected.namespace.database,
-            command,
             sequence: Some(OutSequence::of("documents", documents)),
+            ..PipelinedCommand::of(op.protected, command)
         })
     }
 }

@@ -5,12 +5,47 @@
 //! In compensating mode the lease is the proof: a write ends before its lease does, and the lease is over. In strict mode a
 //! transaction is the proof ([`super::placeholder`]), which needs no clock.
 
-use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver, seen_filters};
+use bson::rawdoc;
+
+use super::filter::{seen_filter, seen_filters};
+use super::placeholder::TakenOver;
+use super::writing::PATIENCE_MS;
+use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError};
 use crate::constraint::{Key, Strategy};
 use crate::reservation::Scope;
 use crate::traces::{ProxyRequest, asking};
 
 impl ProxyCollection {
+    /// Replaces the reservation of `key` with one for `owner`, if it still is the one that was `seen`.
+    ///
+    /// The token alone doesn't prove that: an attempt that begins again reserves under its old token again.
+    ///
+    /// # Errors
+    /// [`StoreError`] if it is unknown whether it was replaced.
+    pub async fn take_over(
+        &self,
+        key: &Key,
+        seen: &Reservation,
+        owner: &Owner,
+        version: impl Into<ReservationVersion>,
+    ) -> Result<TakenOver, StoreError> {
+        if self.is_gone() {
+            return Err(StoreError::Unsure);
+        }
+        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, version) };
+        let command = rawdoc! {
+            "update": self.reservations.name(), "updates": [update],
+            "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
+        };
+        let written = self.finder.write(command);
+        match asking(ProxyRequest::TakeOver, &self.constraint, 1, written).await {
+            Ok(1) => Ok(TakenOver::Done),
+            Ok(_) => Ok(TakenOver::Changed),
+            Err(StoreError::Busy) => Ok(TakenOver::Busy),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Replaces the reservation of `key` if it still is the `seen` one, which is past its lease and has an absent owner.
     ///
     /// # Errors

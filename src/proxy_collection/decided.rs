@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
 
+use super::find::ALL_AT_ONCE;
 use super::owner::ABSENT_FIELD;
+use super::reading::find_keys;
 use super::time_out::within;
 use super::writing::PATIENCE_MS;
-use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, find_keys};
+use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
-
-/// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
-pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
 
 /// How long to wait for an answer beyond the server's time limit.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -48,6 +48,17 @@ pub(super) fn seen_filters(keys: &[(&Key, &Reservation)]) -> Vec<RawDocumentBuf>
     keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect()
 }
 
+/// The condition that a field has this value.
+///
+/// The server compares no value with undefined, so the condition is on the type. The server refuses undefined as an `_id`,
+/// but Keyward writes the reservation before that.
+pub(super) fn equal_to(value: RawBson) -> RawDocumentBuf {
+    match value {
+        RawBson::Undefined => rawdoc! { "$type": "undefined" },
+        value => rawdoc! { "$eq": value },
+    }
+}
+
 /// Appends the conditions that match the reservations of `keys`. The command needs [`append_hint`], too.
 pub(super) fn append_keys<'k>(filter: &mut Builder, keys: impl Iterator<Item = &'k Key> + Clone) {
     filter

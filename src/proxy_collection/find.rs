@@ -15,6 +15,9 @@ use super::sessions::Sessions;
 use super::time_out::within;
 use crate::reply::Times;
 
+/// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
+pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
+
 /// Runs commands in one database, and remembers the latest cluster times of the replies.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bson::spec::BinarySubtype;
-use bson::{Bson, RawDocumentBuf, Uuid, rawdoc};
+use bson::{Bson, RawDocumentBuf, Uuid};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -56,16 +56,15 @@ pub use documents::AllDocuments;
 use expected::{ExpectedCollection, UUID_FIELD};
 pub use expected::{Refused, uuid_of};
 pub use filter::key_filter;
-use filter::{seen_filter, seen_filters, token_filter, version_filter};
+use filter::{seen_filters, token_filter, version_filter};
 use find::Finder;
 use queue::{BatchWork, Queue};
+use reading::Reading;
 pub use reading::find_reservations;
-use reading::{Reading, find_keys, key_of};
 use recent_owners::RecentOwners;
 use reserving::Reserving;
 use sessions::Sessions;
 use watch::LeaseWatch;
-use writing::PATIENCE_MS;
 
 pub use fitting::Fitting;
 pub use placeholder::TakenOver;
@@ -336,50 +335,6 @@ impl ProxyCollection {
     /// Whether the write of a reservation that was read may still take effect, whenever it was written.
     pub fn may_be_in_flight(&self, reservation: &Reservation) -> bool {
         reservation.may_be_in_flight(self.lease)
-    }
-
-    /// Reads the documents under these `keys`, reservations or not, in no order.
-    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<ProxyDocument>, StoreError> {
-        let mut entries = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(KEYS_MAX) {
-            let found = self
-                .find(find_keys(self.reservations.name(), keys.iter().copied()))
-                .await?;
-            for document in &found {
-                entries.push(self.entry(document)?);
-            }
-        }
-        Ok(entries)
-    }
-
-    /// Replaces the reservation of `key` with one for `owner`, if it still is the one that was `seen`.
-    ///
-    /// The token alone doesn't prove that: an attempt that begins again reserves under its old token again.
-    ///
-    /// # Errors
-    /// [`StoreError`] if it is unknown whether it was replaced.
-    pub async fn take_over(
-        &self,
-        key: &Key,
-        seen: &Reservation,
-        owner: &Owner,
-        version: impl Into<ReservationVersion>,
-    ) -> Result<TakenOver, StoreError> {
-        if self.is_gone() {
-            return Err(StoreError::Unsure);
-        }
-        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, version) };
-        let command = rawdoc! {
-            "update": self.reservations.name(), "updates": [update],
-            "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
-        };
-        let written = self.finder.write(command);
-        match asking(ProxyRequest::TakeOver, &self.constraint, 1, written).await {
-            Ok(1) => Ok(TakenOver::Done),
-            Ok(_) => Ok(TakenOver::Changed),
-            Err(StoreError::Busy) => Ok(TakenOver::Busy),
-            Err(error) => Err(error),
-        }
     }
 
     /// Deletes the reservations of `keys` that still have these tokens; their attempts reserve nothing more under them.

@@ -9,7 +9,8 @@ use bson::raw::CStr;
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
 
-use super::decided::ALL_AT_ONCE;
+use super::filter::equal_to;
+use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
@@ -244,15 +245,4 @@ pub(super) fn append_collation<'o>(
 /// Whether the value's comparison depends on the collation.
 pub(super) fn is_collated(value: &RawBson) -> bool {
     matches!(value, RawBson::String(_) | RawBson::Document(_) | RawBson::Array(_))
-}
-
-/// The condition that a field has this value.
-///
-/// The server compares no value with undefined, so the condition is on the type. The server refuses undefined as an `_id`,
-/// but Keyward writes the reservation before that.
-pub(super) fn equal_to(value: RawBson) -> RawDocumentBuf {
-    match value {
-        RawBson::Undefined => rawdoc! { "$type": "undefined" },
-        value => rawdoc! { "$eq": value },
-    }
 }

@@ -17,11 +17,12 @@ use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::Error;
 
+use super::filter::{equal_to, seen_filter};
 use super::find::find_in_transaction;
-use super::owner::{append_collation, equal_to, is_collated, owner_filter};
+use super::owner::{append_collation, is_collated, owner_filter};
 use super::time_out::within;
 use super::transaction::{TransactionEnd, end, is_transient};
-use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, seen_filter};
+use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;

@@ -13,9 +13,11 @@ use std::collections::HashSet;
 use bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 use futures_util::future::FutureExt;
 
+use super::filter::seen_filter;
+use super::reading::{find_reservations, key_of};
 use super::reservation::token_value;
 use super::writing::{PATIENCE_MS, each_alone};
-use super::{Fitting, KEYS_MAX, ProxyCollection, Reservation, StoreError, find_reservations, key_of, seen_filter};
+use super::{Fitting, KEYS_MAX, ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
 use crate::reservation::{Token, WriteId};
 
@@ -53,19 +55,19 @@ impl ProxyCollection {
     }
 
     async fn renew_together(&self, renewals: &[Renewal<'_>]) -> Result<Vec<bool>, StoreError> {
-        let answered = match self.write_tokens(renewals, WAIT_MS_MAX).await {
+        let answered = match self.write_tokens(renewals).await {
             Ok(count) if usize::try_from(count) == Ok(renewals.len()) => return Ok(vec![true; renewals.len()]),
             Ok(_) => vec![true; renewals.len()],
             Err(StoreError::Busy) => {
                 let alone = |renewal| {
-                    let written = self.write_tokens(std::slice::from_ref(renewal), WAIT_MS_MAX);
+                    let written = self.write_tokens(std::slice::from_ref(renewal));
                     written.map(|written| written.is_ok()).boxed()
                 };
                 each_alone(renewals.iter().map(alone).collect(), self.limit, false).await
             }
             // Once more, as when a primary steps down.
             Err(_) => {
-                self.write_tokens(renewals, WAIT_MS_MAX).await?;
+                self.write_tokens(renewals).await?;
                 vec![true; renewals.len()]
             }
         };
@@ -78,15 +80,15 @@ impl ProxyCollection {
             .collect())
     }
 
-    /// Writes the tokens with one command, which may take `max_ms`. Returns how many reservations it matched; a majority has those.
-    async fn write_tokens(&self, renewals: &[Renewal<'_>], max_ms: i32) -> Result<i32, StoreError> {
+    /// Writes the tokens with one command. Returns how many reservations it matched; a majority has those.
+    async fn write_tokens(&self, renewals: &[Renewal<'_>]) -> Result<i32, StoreError> {
         let mut updates = RawArrayBuf::new();
         for (key, seen, token) in renewals {
             updates.push(rawdoc! { "q": seen_filter(key, seen), "u": { "$set": { "token": token_value(*token) } } });
         }
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": updates, "ordered": false,
-            "writeConcern": { "w": "majority" }, "maxTimeMS": max_ms,
+            "writeConcern": { "w": "majority" }, "maxTimeMS": WAIT_MS_MAX,
         };
         self.finder.write(command).await
     }

@@ -5,9 +5,10 @@
 
 use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};
 
+use super::filter::seen_filter;
 use super::time_out::within;
 use super::writing::PATIENCE_MS;
-use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
+use super::{Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
 

@@ -10,9 +10,10 @@ use mongodb::ClientSession;
 
 use super::find::find_in_transaction;
 use super::owner::{append_collation, owner_filter};
+use super::reading::find_keys;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
-use super::{Owner, ProxyCollection, StoreError, find_keys};
+use super::{Owner, ProxyCollection, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;

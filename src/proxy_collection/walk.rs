@@ -10,8 +10,9 @@ use std::time::Duration;
 use bson::raw::{RawBsonRef, RawDocument};
 use bson::{RawBson, RawDocumentBuf, Timestamp, cstr, rawdoc};
 
-use super::owner::equal_to;
-use super::{ProxyCollection, Reservation, StoreError, answered, key_of};
+use super::filter::equal_to;
+use super::reading::{find_keys, key_of};
+use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, answered};
 use crate::constraint::Key;
 
 /// A document of a proxy collection.
@@ -61,6 +62,20 @@ impl ProxyCollection {
             }
         }
         Ok(recent)
+    }
+
+    /// Reads the documents under these `keys`, reservations or not, in no order.
+    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<ProxyDocument>, StoreError> {
+        let mut entries = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_MAX) {
+            let found = self
+                .find(find_keys(self.reservations.name(), keys.iter().copied()))
+                .await?;
+            for document in &found {
+                entries.push(self.entry(document)?);
+            }
+        }
+        Ok(entries)
     }
 
     pub(super) fn entry(&self, document: &RawDocument) -> Result<ProxyDocument, StoreError> {

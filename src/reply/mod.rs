@@ -4,13 +4,15 @@
 //! collection, and the way out.
 
 mod bulk;
+mod bulk_fault;
 mod concern_error;
 mod failure;
 mod refusal;
 mod times;
 mod write_reply;
 
-pub use bulk::{BulkFault, BulkReply};
+pub use bulk::BulkReply;
+pub use bulk_fault::BulkFault;
 pub use concern_error::ConcernError;
 pub use failure::{CommandTerms, loses_results};
 pub use refusal::WriteRefusal;

@@ -3,40 +3,8 @@
 //! If a read finds no owner, the claim reads again: first on all shards, then linearizably, which a deposed primary
 //! can't answer. It never takes over a conflicting reservation whose lease may still run.
 
-use super::{Effect, Event, Token};
-
-/// A reservation that conflicts with an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConflictingReservation {
-    /// The token of the attempt that wrote it.
-    pub token: Token,
-    /// Whether its owner is the attempt's own document (same `_id` and same route).
-    pub same_owner: bool,
-    /// Whether it has its owner's route, so that the owner's shard can be asked first.
-    pub has_route: bool,
-    /// Whether its lease may still run.
-    pub age: Age,
-}
-
-/// How old a reservation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Age {
-    /// Its lease may still run: if the owner doesn't exist, it may still be written.
-    InLease,
-    /// Its lease has run out: if the owner doesn't exist, it won't be written any more.
-    Expired,
-}
-
-/// How far the look-up of an owner reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Scope {
-    /// The shard that the owner's route names. An owner found there is proof; a miss proves nothing.
-    Route,
-    /// Every shard.
-    Everywhere,
-    /// Every shard, linearizable: only a primary that a majority still follows can answer.
-    Linearizable,
-}
+use super::event::{Age, ConflictingReservation, Effect, Event, Scope};
+use super::token::Token;
 
 /// The state of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

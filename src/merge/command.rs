@@ -167,11 +167,8 @@ impl<'a> MergeCommand<'a> {
 
     /// Fetches more results of `cursor`, which is on `collection`.
     pub fn get_more(&self, cursor: i64, collection: &[u8]) -> Result<Vec<u8>, Malformed> {
-        let mut command = Builder::new();
-        command
-            .int64("getMore", cursor)
-            .string("collection", collection)
-            .int32("batchSize", READ_AT_ONCE);
+        let mut command = cursor::get_more(collection, cursor);
+        command.int32("batchSize", READ_AT_ONCE);
         append_fields(&mut command, self.body, &CIRCUMSTANCES)?;
         append_fields(&mut command, self.body, &["apiStrict", "$db"])?;
         Ok(command.finish())

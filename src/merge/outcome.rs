@@ -1,12 +1,11 @@
 //! Follows the writes of a `$merge`, and composes its reply as the server does.
 
-use bson::RawDocument;
 use bson::spec::ElementType;
 
 use super::stage::{MergeStage, WhenMatched};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Times;
-use crate::server::reply::{self, StatementError, append_code};
+use crate::server::reply::{self, StatementError};
 use crate::server::{code, cursor};
 use crate::wire::ServerError;
 
@@ -28,9 +27,7 @@ pub struct MergeOutcome {
 impl MergeOutcome {
     /// Notes the times of a reply.
     pub fn advance(&mut self, reply: Doc<'_>) {
-        if let Ok(reply) = RawDocument::from_bytes(reply.bytes()) {
-            self.times.advance(Times::of_raw(reply));
-        }
+        self.times.advance(Times::of_reply(reply.bytes()));
     }
 
     /// The latest times so far, for a reply of Keyward's own.
@@ -76,12 +73,8 @@ impl MergeOutcome {
 
     /// Notes an error that the stage found.
     pub fn fail(&mut self, error: &ServerError) {
-        let mut failed = Builder::new();
-        failed
-            .double("ok", 0.0)
-            .string("errmsg", format!("{PREFIX}{}", error.message).as_bytes());
-        append_code(&mut failed, error.code);
-        self.error = Some(failed);
+        let errmsg = format!("{PREFIX}{}", error.message);
+        self.error = Some(reply::error(errmsg.as_bytes(), error.code));
     }
 
     /// The reply of a command that an error ends.
@@ -126,10 +119,8 @@ fn stage_error(error: &StatementError<'_>, stage: &MergeStage<'_>, on: &[String]
         _ => "",
     };
     let text = reply::errmsg(error.body)?.unwrap_or_default();
-    let mut body = Builder::new();
-    body.double("ok", 0.0)
-        .string("errmsg", &[PREFIX.as_bytes(), context.as_bytes(), text].concat());
-    append_code(&mut body, error.code);
+    let errmsg = [PREFIX.as_bytes(), context.as_bytes(), text].concat();
+    let mut body = reply::error(&errmsg, error.code);
     body.elements_where(error.body, |field| {
         !matches!(field.name, b"index" | b"code" | b"codeName" | b"errmsg")
     })?;

@@ -2,7 +2,7 @@
 //!
 //! It has the counts, and in one batch an entry for each operation, or for each failed one.
 
-use bson::{RawDocument, spec::ElementType};
+use bson::spec::ElementType;
 
 use super::write_reply::append_error;
 use super::{ConcernError, Times, WriteError};
@@ -170,9 +170,7 @@ impl BulkReply {
         }
         self.retried.extend(server::retried_statements(reply)?);
         self.passed_on = passed_on.finish();
-        if let Ok(reply) = RawDocument::from_bytes(reply.bytes()) {
-            self.times.advance(Times::of_raw(reply));
-        }
+        self.times.advance(Times::of_reply(reply.bytes()));
         Ok(())
     }
 
@@ -192,9 +190,7 @@ impl BulkReply {
         if !self.passed_on.is_empty() {
             reply.elements(Doc::new(&self.passed_on)?)?;
         }
-        if !self.retried.is_empty() {
-            reply.int32s("retriedStmtIds", self.retried.iter().copied());
-        }
+        server::append_retried(&mut reply, &self.retried);
         self.concern_error.append_to(&mut reply)?;
         reply.double("ok", 1.0);
         self.times.append_to(&mut reply);

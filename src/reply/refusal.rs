@@ -5,10 +5,10 @@
 
 use crate::counted::Counted;
 use crate::namespace::Namespace;
-use crate::raw::{Builder, Malformed};
+use crate::raw::Malformed;
 use crate::reply::{BulkFault, Times};
 use crate::server::code;
-use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_code, append_label};
+use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_label, error};
 
 /// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -169,9 +169,7 @@ impl WriteRefusal {
 
     /// The reply's body, in the server's form.
     pub fn body(&self, times: &Times) -> Vec<u8> {
-        let mut reply = Builder::new();
-        reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
-        append_code(&mut reply, self.code());
+        let mut reply = error(self.to_string().as_bytes(), self.code());
         let label = match self {
             // Of a commit, only the commit may be sent again: the transaction may be committed.
             WriteRefusal::Unsure { retryable: true, .. } | WriteRefusal::UnendedTransaction(_) => {

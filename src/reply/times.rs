@@ -16,6 +16,11 @@ pub struct Times {
 }
 
 impl Times {
+    /// The times of a server's reply; none if it isn't BSON.
+    pub fn of_reply(reply: &[u8]) -> Times {
+        RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
+    }
+
     /// The times of a server's reply.
     pub fn of_raw(reply: &RawDocument) -> Times {
         Times {

@@ -235,9 +235,7 @@ impl WriteReply {
         }
         self.append_errors(&mut reply)?;
         self.concern_error.append_to(&mut reply)?;
-        if !self.retried.is_empty() {
-            reply.int32s("retriedStmtIds", self.retried.iter().copied());
-        }
+        server::append_retried(&mut reply, &self.retried);
         reply.double("ok", 1.0);
         self.times.append_to(&mut reply);
         Ok(reply.finish())

@@ -1,4 +1,4 @@
-//! Reads the documents in the reply of a command that opens a cursor or fetches more documents.
+//! Reads the documents in the reply of a command that opens a cursor or fetches more documents; composes the commands about a cursor.
 
 use bson::spec::ElementType;
 
@@ -62,6 +62,13 @@ pub fn collection(reply: Doc<'_>) -> Result<&[u8], Malformed> {
     let namespace = namespace.unwrap_or_default();
     let dot = namespace.iter().position(|byte| *byte == b'.');
     Ok(dot.map_or(&[], |dot| &namespace[dot + 1..]))
+}
+
+/// The command that fetches more of a cursor on `collection`, without its database.
+pub fn get_more(collection: &[u8], cursor: i64) -> Builder {
+    let mut command = Builder::new();
+    command.int64("getMore", cursor).string("collection", collection);
+    command
 }
 
 /// The command that closes a cursor on `collection`, without its database.

@@ -136,6 +136,13 @@ pub fn retried_statements(reply: Doc<'_>) -> Result<Vec<i32>, Malformed> {
     Ok(statements)
 }
 
+/// Adds the numbers of `statements` that a first try had carried out, if there are any.
+pub fn append_retried(reply: &mut Builder, statements: &[i32]) {
+    if !statements.is_empty() {
+        reply.int32s("retriedStmtIds", statements.iter().copied());
+    }
+}
+
 /// Whether the server gave its error this label; never if the reply isn't BSON.
 pub fn has_label(reply: Doc<'_>, label: &str) -> bool {
     let labels = reply.nested("errorLabels").ok().flatten();
@@ -153,9 +160,18 @@ pub fn without_labels(error: &[u8]) -> Builder {
     unlabelled
 }
 
-/// Adds this code, and the server's name for it, to the error in `reply`.
-pub fn append_code(reply: &mut Builder, code: i32) {
+/// The reply to a command that failed with this text and code. Further fields of the error may follow.
+pub fn error(errmsg: &[u8], code: i32) -> Builder {
+    let mut reply = Builder::new();
+    append_error(&mut reply, errmsg, code);
     reply
+}
+
+/// Adds the fields of [`error`] to `reply`, in the server's order.
+pub fn append_error(reply: &mut Builder, errmsg: &[u8], code: i32) {
+    reply
+        .double("ok", 0.0)
+        .string("errmsg", errmsg)
         .int32("code", code)
         .string("codeName", code::name(code).as_bytes());
 }

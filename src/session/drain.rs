@@ -17,7 +17,7 @@ use crate::raw::Builder;
 use crate::server::{
     clock::millis,
     code::SHUTDOWN_IN_PROGRESS,
-    reply::{append_code, append_label},
+    reply::{append_error, append_label},
 };
 
 /// A driver that has got the error uses no connection again that has been quiet for this long.
@@ -79,9 +79,8 @@ impl Drain {
             .append(ElementType::ObjectId, b"processId", &process.bytes())
             .int64("counter", 1)
             .close();
-        body.double("ok", 0.0)
-            .string("errmsg", b"Keyward is in quiesce mode and will shut down");
-        append_code(&mut body, SHUTDOWN_IN_PROGRESS);
+        let errmsg = b"Keyward is in quiesce mode and will shut down";
+        append_error(&mut body, errmsg, SHUTDOWN_IN_PROGRESS);
         body.int64("remainingQuiesceTimeMillis", millis(left));
         if let Some(label) = request_context.and_then(RequestContext::label) {
             append_label(&mut body, label);

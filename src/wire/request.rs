@@ -9,7 +9,7 @@ use super::{
     decompress,
 };
 use crate::raw::Builder;
-use crate::server::code;
+use crate::server::reply;
 
 /// The form of a request, which its reply must have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,12 +185,7 @@ impl ServerError {
 
     /// The reply's body, fields in the server's order.
     pub fn body(&self) -> Vec<u8> {
-        let mut body = Builder::new();
-        body.double("ok", 0.0)
-            .string("errmsg", self.message.as_bytes())
-            .int32("code", self.code)
-            .string("codeName", code::name(self.code).as_bytes());
-        body.finish()
+        reply::error(self.message.as_bytes(), self.code).finish()
     }
 }
 
@@ -199,6 +194,7 @@ mod tests {
     use bson::doc;
 
     use super::*;
+    use crate::server::code;
     use crate::wire::{MESSAGE_BYTES_MAX, Treatment};
 
     /// As text, each byte of the name becomes three.

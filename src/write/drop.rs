@@ -16,7 +16,6 @@
 //! drop. It still forwards the client's command, and the client gets the server's answer. If the privilege has just been
 //! granted, recent reservations wait for their lease.
 
-use bson::RawDocument;
 use futures_util::future::join_all;
 
 use super::context::Context;
@@ -116,7 +115,7 @@ async fn drop_all(
             Some(protected) => drop_with(context, protected, &rights, Doc::new(&command)?, upstream).await?,
             None => upstream.run(&command).await?,
         };
-        times.advance(times_of(&reply));
+        times.advance(Times::of_reply(&reply));
         match code(Doc::new(&reply)?)? {
             // Another client dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
@@ -125,7 +124,9 @@ async fn drop_all(
     }
     // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
     for name in systems {
-        times.advance(times_of(&upstream.run(&drop_command(database, &name, body)?).await?));
+        times.advance(Times::of_reply(
+            &upstream.run(&drop_command(database, &name, body)?).await?,
+        ));
     }
     Ok(times)
 }
@@ -143,7 +144,7 @@ async fn names(
     let mut names = Vec::new();
     loop {
         let reply = upstream.run(&command).await?;
-        times.advance(times_of(&reply));
+        times.advance(Times::of_reply(&reply));
         let answer = Doc::new(&reply)?;
         if !cursor::is_in(answer)? {
             return Err(Failure::ErrorReply(ErrorReply { body: reply }));
@@ -155,9 +156,7 @@ async fn names(
         let Some(id) = cursor::more(answer)? else {
             return Ok(names);
         };
-        let mut more = Builder::new();
-        more.int64("getMore", id).string("collection", b"$cmd.listCollections");
-        command = finished(more, database, body)?;
+        command = finished(cursor::get_more(b"$cmd.listCollections", id), database, body)?;
     }
 }
 
@@ -173,10 +172,6 @@ fn finished(mut command: Builder, database: &[u8], body: Doc<'_>) -> Result<Vec<
     append_fields(&mut command, body, &API)?;
     command.string("$db", database);
     Ok(command.finish())
-}
-
-fn times_of(reply: &[u8]) -> Times {
-    RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
 }
 
 /// For each constraint, the recent reservations whose documents exist.

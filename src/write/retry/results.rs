@@ -17,7 +17,7 @@ use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
 use crate::server::code::{DUPLICATE_KEY, INCOMPLETE_TRANSACTION_HISTORY};
-use crate::server::reply::{append_code, write_errors};
+use crate::server::reply::{error, write_errors};
 use crate::server::{clock::millis, cursor};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
@@ -151,13 +151,10 @@ impl<'a> Recorded<'a> {
 
 /// The error if a part of the reply is missing, as the server has it for a pre-image or post-image that it no longer has.
 fn incomplete() -> ErrorReply {
-    let mut body = Builder::new();
-    body.double("ok", 0.0).string(
-        "errmsg",
-        b"Keyward: an earlier try of this statement took effect, but keyward.results no longer has the whole reply; read the document",
-    );
-    append_code(&mut body, INCOMPLETE_TRANSACTION_HISTORY);
-    ErrorReply { body: body.finish() }
+    let errmsg = b"Keyward: an earlier try of this statement took effect, but keyward.results no longer has the whole reply; read the document";
+    ErrorReply {
+        body: error(errmsg, INCOMPLETE_TRANSACTION_HISTORY).finish(),
+    }
 }
 
 /// The `_id` of the record of the statement with this retry id.

@@ -25,7 +25,7 @@ use super::on_shards::end_on_shards;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::{code, definite, reply};
+use crate::server::{code, cursor, definite, reply};
 use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward_error::ForwardError;
@@ -287,10 +287,8 @@ pub async fn commit_unseen(
 /// Makes the server end the transaction of the command `body` if it is still open, by a command that fails in it. Unlike
 /// `abortTransaction`, this spares a transaction that is about to commit on several shards. Returns the server's answer.
 pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
-    let mut command = Builder::new();
     // No cursor has this number. To get that answer, a client must only have logged in.
-    command.append(ElementType::Int64, b"getMore", &i64::MIN.to_le_bytes());
-    command.string("collection", b"keyward");
+    let mut command = cursor::get_more(b"keyward", i64::MIN);
     append_fields(&mut command, body, &["lsid", "txnNumber", "autocommit"])?;
     append_fields(&mut command, body, &API)?;
     command.string("$db", b"keyward");

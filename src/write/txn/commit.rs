@@ -4,7 +4,7 @@
 //! Keyward sends the commit once more with the client's own concern. The server has committed the transaction by then, and only
 //! waits.
 
-use bson::{RawDocument, spec::ElementType};
+use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use super::{ErrorReply, Failure, Transaction};
@@ -169,8 +169,7 @@ fn unconfirmed(refused: ErrorReply) -> Result<ErrorReply, Malformed> {
     if !is_at_limit {
         return Ok(refused);
     }
-    let times = RawDocument::from_bytes(&refused.body).map(Times::of_raw);
     Ok(ErrorReply {
-        body: WriteRefusal::TimeLimit.body(&times.unwrap_or_default()),
+        body: WriteRefusal::TimeLimit.body(&Times::of_reply(&refused.body)),
     })
 }

@@ -7,7 +7,8 @@ use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::raw::Builder;
-use crate::server::reply::append_code;
+use crate::server::code::INVALID_BSON;
+use crate::server::reply;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
@@ -42,13 +43,8 @@ async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
 }
 
 fn unindexable(protected: &Protected, error: &KeyError) -> Vec<u8> {
-    let mut reply = Builder::new();
-    reply
-        .double("ok", 0.0)
-        .string("errmsg", &[PREFIX.as_bytes(), &error.errmsg()].concat());
-    if let Some(code) = error.code() {
-        append_code(&mut reply, code);
-    }
+    let errmsg = [PREFIX.as_bytes(), &error.errmsg()].concat();
+    let mut reply = reply::error(&errmsg, error.code().unwrap_or(INVALID_BSON));
     protected.times().append_to(&mut reply);
     reply.finish()
 }

@@ -2,6 +2,7 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{ConcernError, WriteError};
+use crate::server::reply::append_retried;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
@@ -162,9 +163,7 @@ impl InsertProgress {
         let is_composed = |name: &[u8]| matches!(name, b"n" | b"writeConcernError" | b"errorLabels");
         body.elements_where(last, |element| !is_composed(element.name))?;
         self.concern_error.append_to(&mut body)?;
-        if !self.retried.is_empty() {
-            body.int32s("retriedStmtIds", self.retried.iter().copied());
-        }
+        append_retried(&mut body, &self.retried);
         Ok(body.finish())
     }
 }

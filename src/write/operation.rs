@@ -132,9 +132,9 @@ impl<'a> WriteOp<'a> {
         unenforced.map(|(position, _)| position).collect()
     }
 
-    /// The rest of the lease of keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
-    pub fn lease_left(&self, since: Option<Instant>) -> LeaseLeft {
-        LeaseLeft::new(self.context.lease, since, self.upstream.may_be_to_router())
+    /// The rest of `whole` for keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
+    pub fn lease_left(&self, whole: Duration, since: Option<Instant>) -> LeaseLeft {
+        LeaseLeft::new(whole, since, self.upstream.may_be_to_router())
     }
 
     /// How long a write with the keys of `candidates` may take: no longer than their lease. One that reserves nothing needs no lease, and

@@ -15,7 +15,6 @@ use crate::wire::Draft;
 use crate::write::client_body::{self, NewFields};
 use crate::write::forward::reply_within;
 use crate::write::forward_error::ForwardError;
-use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 
 /// Inserts `ready`, whose keys are held. It may take `whole`, from when the first of them was reserved.
@@ -29,7 +28,7 @@ pub async fn insert(
 ) -> Result<SentDocuments, ForwardError> {
     WriteOp::assert_held(ready.iter().copied());
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let left = LeaseLeft::new(whole, oldest, op.upstream.may_be_to_router());
+    let left = op.lease_left(whole, oldest);
     let Some(time) = left.time_to_write(op.client_deadline) else {
         return Ok(SentDocuments::refused(
             WriteRefusal::TimeLimit,

@@ -78,8 +78,8 @@ impl InsertWay {
     /// of its keys.
     pub fn must_claim_anew(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
-            InsertWay::Compensating { .. } => {
-                candidate.attempt.may_forward() && op.lease_left(candidate.since).is_too_little()
+            InsertWay::Compensating { whole } => {
+                candidate.attempt.may_forward() && op.lease_left(*whole, candidate.since).is_too_little()
             }
             InsertWay::Strict(_) => false,
         }

@@ -16,6 +16,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 use crate::write::forward_error::ForwardError;
+use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Transaction, append_read_concern};
 
 /// The most bytes of `_id`s in one query: half of a command's limit.
@@ -104,9 +105,7 @@ pub async fn read(
     loop {
         let next = take_batch(protected, Doc::new(&reply)?, &mut documents)?;
         let Some(id) = next else { return Ok(documents) };
-        let mut more = Builder::new();
-        more.append(ElementType::Int64, b"getMore", &id.to_le_bytes());
-        more.string("collection", protected.namespace.collection.as_bytes());
+        let more = cursor::get_more(protected.namespace.collection.as_bytes(), id);
         reply = transaction.run(upstream, database, more, None).await?;
     }
 }
@@ -156,13 +155,11 @@ pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
     ids.take_while(fits).count().max(1)
 }
 
-/// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`. If the server
-/// refuses, returns the server's reply.
+/// Reads the first document that `selection` selects, outside any transaction. If the server refuses, returns the server's
+/// reply.
 pub async fn read_outside(
-    protected: &Protected,
-    body: Doc<'_>,
+    op: &mut WriteOp<'_>,
     selection: &Selection<'_>,
-    upstream: &mut Connection,
 ) -> Result<Result<Option<DocumentAsRead>, Vec<u8>>, ForwardError> {
     // Each shard has one document with an `_id`, so the others cost no search.
     let names_id = equality(selection.query.unwrap_or(Doc::empty()), "_id")?.is_some();
@@ -170,17 +167,17 @@ pub async fn read_outside(
         is_single: !names_id,
         ..*selection
     };
-    let mut command = find_command(protected, &selection, usize::MAX)?;
+    let mut command = find_command(op.protected, &selection, usize::MAX)?;
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     append_read_concern(&mut command, b"local");
-    let documents = match first_batch(protected, body, command, upstream).await? {
+    let documents = match first_batch(op, command).await? {
         Ok(documents) => documents,
         Err(refused) => return Ok(Err(refused)),
     };
     let keys = documents
         .iter()
-        .map(|document| DocumentKeys::of(protected, Doc::new(document)?));
+        .map(|document| DocumentKeys::of(op.protected, Doc::new(document)?));
     let mut keys = keys.collect::<Result<Vec<_>, Malformed>>()?.into_iter();
     let Some(first) = keys.next() else {
         return Ok(Ok(None));
@@ -192,35 +189,26 @@ pub async fn read_outside(
     })))
 }
 
-/// Reads the documents that `query` matches, outside any transaction, for the client's command `body`. Returns none if the server
-/// refuses, or if one reply can't hold them: all documents with one `_id` must be seen.
-pub async fn read_several_outside(
-    protected: &Protected,
-    body: Doc<'_>,
-    query: Doc<'_>,
-    upstream: &mut Connection,
-) -> Result<Vec<DocumentAsRead>, ForwardError> {
+/// Reads the documents that `query` matches, outside any transaction. Returns none if the server refuses, or if one reply can't
+/// hold them: all documents with one `_id` must be seen.
+pub async fn read_several_outside(op: &mut WriteOp<'_>, query: Doc<'_>) -> Result<Vec<DocumentAsRead>, ForwardError> {
+    let protected = op.protected;
     let selection = Selection {
         query: Some(query),
-        options: [None, None, None, None, body.get("maxTimeMS")?],
+        options: [None, None, None, None, op.command.body.get("maxTimeMS")?],
         ..Selection::default()
     };
     let mut command = find_command(protected, &selection, usize::MAX)?;
     command.int32("batchSize", SEVERAL_MAX);
     // The state that a write sees, as in `read_outside`.
     append_read_concern(&mut command, b"local");
-    append_fields(&mut command, body, &API)?;
-    command.string("$db", protected.namespace.database.as_bytes());
-    let reply = upstream.run(&command.finish()).await?;
+    let reply = run_outside(op, command).await?;
     let reply = Doc::new(&reply)?;
     if !is_ok(reply)? {
         return Ok(Vec::new());
     }
     if let Some(more) = cursor::more(reply)? {
-        let mut close = cursor::kill(protected.namespace.collection.as_bytes(), more);
-        append_fields(&mut close, body, &API)?;
-        close.string("$db", protected.namespace.database.as_bytes());
-        upstream.run(&close.finish()).await?;
+        run_outside(op, cursor::kill(protected.namespace.collection.as_bytes(), more)).await?;
         return Ok(Vec::new());
     }
     let documents = cursor::batch(reply)?.into_iter().map(|document| {
@@ -236,19 +224,17 @@ pub async fn read_several_outside(
 /// The keys that the document of `before` holds after a majority has the writes that `reply` reported. Returns `None` if the
 /// document isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
 pub async fn read_after(
-    protected: &Protected,
-    body: Doc<'_>,
+    op: &mut WriteOp<'_>,
     before: &DocumentKeys,
     reply: Doc<'_>,
-    upstream: &mut Connection,
 ) -> Result<Result<Option<Vec<ConstrainedKey>>, Vec<u8>>, ForwardError> {
     let query = pin(Doc::empty(), &before.id, &before.owner)?;
     let selection = Selection {
         query: Some(Doc::new(&query)?),
-        options: [None, None, None, None, body.get("maxTimeMS")?],
+        options: [None, None, None, None, op.command.body.get("maxTimeMS")?],
         ..Selection::default()
     };
-    let mut command = find_command(protected, &selection, 2)?;
+    let mut command = find_command(op.protected, &selection, 2)?;
     command.boolean("singleBatch", true);
     command
         .open(ElementType::EmbeddedDocument, b"collation")
@@ -261,9 +247,9 @@ pub async fn read_after(
         command.append(time.kind, b"afterClusterTime", time.value);
     }
     command.close();
-    Ok(match first_batch(protected, body, command, upstream).await? {
+    Ok(match first_batch(op, command).await? {
         Ok(found) => match found.as_slice() {
-            [document] => Ok(Some(keys_of(protected, Doc::new(document)?).keys)),
+            [document] => Ok(Some(keys_of(op.protected, Doc::new(document)?).keys)),
             _ => Ok(None),
         },
         Err(refused) => Err(refused),
@@ -271,20 +257,20 @@ pub async fn read_after(
 }
 
 /// Runs a `find` outside any transaction that has one batch; returns its documents, or the reply that refuses it.
-async fn first_batch(
-    protected: &Protected,
-    body: Doc<'_>,
-    mut command: Builder,
-    upstream: &mut Connection,
-) -> Result<Result<Vec<Vec<u8>>, Vec<u8>>, ForwardError> {
-    append_fields(&mut command, body, &API)?;
-    command.string("$db", protected.namespace.database.as_bytes());
-    let reply = upstream.run(&command.finish()).await?;
+async fn first_batch(op: &mut WriteOp<'_>, command: Builder) -> Result<Result<Vec<Vec<u8>>, Vec<u8>>, ForwardError> {
+    let reply = run_outside(op, command).await?;
     if !is_ok(Doc::new(&reply)?)? {
         return Ok(Err(reply));
     }
     let found = cursor::batch(Doc::new(&reply)?)?.into_iter();
     Ok(Ok(found.map(|document| document.bytes().to_vec()).collect()))
+}
+
+/// Runs a command outside any transaction, under the API version of the client's command; returns the reply's body.
+async fn run_outside(op: &mut WriteOp<'_>, mut command: Builder) -> Result<Vec<u8>, ForwardError> {
+    append_fields(&mut command, op.command.body, &API)?;
+    command.string("$db", op.protected.namespace.database.as_bytes());
+    Ok(op.upstream.run(&command.finish()).await?)
 }
 
 /// The `find` for the selected documents, with the fields that constraints need.

@@ -146,14 +146,13 @@ async fn read_document(
             query: Some(Doc::new(&at_owner.query)?),
             ..selection
         };
-        let read =
-            document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+        let read = document_keys::read_outside(run.op, &selection).await?;
         at_owner.note(matches!(read, Ok(Some(_))), run.op);
         if let Ok(Some(seen)) = read {
             return Ok(Ok(Some(seen)));
         }
     }
-    let read = document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+    let read = document_keys::read_outside(run.op, &selection).await?;
     let refused = match read {
         Ok(seen) => return Ok(Ok(seen)),
         Err(refused) => refused,

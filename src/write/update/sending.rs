@@ -13,7 +13,6 @@ use crate::server::reply::is_from_memory;
 use crate::write::acknowledged::Acknowledged;
 use crate::write::forward::{self, Outcome, Sent};
 use crate::write::forward_error::ForwardError;
-use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 
 /// The outcome of one try.
@@ -36,7 +35,7 @@ pub async fn send(
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
     let whole = run.op.time_of([&*candidate]);
-    let left = LeaseLeft::new(whole, candidate.since, run.op.upstream.may_be_to_router());
+    let left = run.op.lease_left(whole, candidate.since);
     let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
@@ -87,8 +86,7 @@ async fn note_applied(
         candidate.step(&Event::Applied);
         return Ok(true);
     }
-    let (protected, body) = (run.op.protected, run.statement.body);
-    let read = document_keys::read_after(protected, body, target, reply, run.op.upstream).await?;
+    let read = document_keys::read_after(run.op, target, reply).await?;
     // The statement was carried out before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
     // The document may have got other keys, and be elsewhere now. So this one read by its shard key isn't enough for those.

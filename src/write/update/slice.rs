@@ -237,8 +237,7 @@ fn identity(value: &Element<'_>) -> Option<Vec<u8>> {
 /// Reads the documents that the statements of `plans` name. Returns them up to the first statement for which there isn't exactly one.
 async fn read(op: &mut WriteOp<'_>, plans: &[StatementPlan<'_>]) -> Result<Vec<DocumentAsRead>, ForwardError> {
     let query = query(op.protected, plans)?;
-    let body = op.command.body;
-    let found = read_several_outside(op.protected, body, Doc::new(&query)?, op.upstream).await?;
+    let found = read_several_outside(op, Doc::new(&query)?).await?;
     let mut by_id: HashMap<Vec<u8>, Option<DocumentAsRead>> = HashMap::new();
     for document in found {
         let id = id_identity(&document.document_keys.owner.id);

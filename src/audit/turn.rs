@@ -16,7 +16,8 @@ use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
-use crate::server::{clock::from_now, code};
+use crate::server::clock::{from_now, is_past};
+use crate::server::code;
 
 /// The collection, in each protected database.
 pub const COLLECTION: &str = "keyward.audits";
@@ -75,8 +76,7 @@ pub(super) fn audited_as(constraint: &Constraint) -> String {
 }
 
 impl<'a> AuditTurn<'a> {
-    /// Takes the turn unless another Keyward has it. One that ends much later than any may was noted while a clock was ahead, so it
-    /// doesn't count.
+    /// Takes the turn unless another Keyward has it.
     pub(super) async fn take(
         client: &Client,
         namespace: &'a Namespace,
@@ -95,14 +95,9 @@ impl<'a> AuditTurn<'a> {
             auditor,
             record: None,
         };
-        let until = doc! { "$ifNull": ["$until", Bson::Null] };
-        let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
-        let is_of_wrong_clock = doc! { "$gt": [until, from_now(2 * hastened(TURN, haste::REGISTER))] };
+        let is_over = is_past("$until", hastened(TURN, haste::REGISTER));
         // This Keyward continues its own interrupted turn.
-        let free = vec![
-            doc! { "$expr": { "$or": [is_over, is_of_wrong_clock] } },
-            doc! { "by": auditor },
-        ];
+        let free = vec![doc! { "$expr": is_over }, doc! { "by": auditor }];
         let taken = turn.update(doc! { "$or": free }, doc! {}).await?;
         turn.record = taken.as_ref().and_then(AuditRecord::read);
         Ok(taken.is_some().then_some(turn))

@@ -8,14 +8,14 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bson::{Bson, Document, doc, oid::ObjectId};
+use bson::{Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection};
 
 use super::stored_definition::{DEFINITIONS, definition_id};
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::proxy_collection::{StoreError, answered};
-use crate::server::clock::from_now;
+use crate::server::clock::{from_now, is_past};
 
 /// How long a claim lasts unless it is renewed.
 const TERM: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ impl BackfillClaims {
     /// Claims the backfill of `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let claim = BackfillClaim::of(&self.client, constraint);
-        let free = doc! { "$expr": { "$not": [is_claimed()] } };
+        let free = doc! { "$expr": is_free() };
         let is_taken = claim.update(free, self.by, term()).await?;
         if is_taken {
             self.held().push(claim);
@@ -127,11 +127,14 @@ impl BackfillClaim {
     }
 }
 
-/// Whether a constraint is claimed, as an expression about its document. A claim that ends later than any claim may was
-/// made before the clock went back, so it does not count.
+/// Whether a constraint isn't claimed, as an expression about its document.
+fn is_free() -> Document {
+    is_past("$claim.until", term())
+}
+
+/// Whether it is claimed.
 pub(super) fn is_claimed() -> Document {
-    let until = doc! { "$ifNull": ["$claim.until", Bson::Null] };
-    doc! { "$and": [{ "$gt": [until.clone(), "$$NOW"] }, { "$lt": [until, from_now(2 * term())] }] }
+    doc! { "$not": [is_free()] }
 }
 
 fn term() -> Duration {

@@ -11,6 +11,13 @@ pub fn from_now(time: Duration) -> Document {
     doc! { "$add": ["$$NOW", Bson::Int64(millis(time))] }
 }
 
+/// An aggregation expression: whether the time in the field `until` is past, or there is none. A time that is further away than twice the
+/// `longest` term was noted while a clock was ahead, so it counts as past.
+pub fn is_past(until: &str, longest: Duration) -> Document {
+    let until = doc! { "$ifNull": [until, Bson::Null] };
+    doc! { "$or": [{ "$lte": [until.clone(), "$$NOW"] }, { "$gt": [until, from_now(2 * longest)] }] }
+}
+
 /// A duration as the server states it: in whole milliseconds.
 pub fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)

@@ -7,14 +7,14 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, RawBson, RawDocumentBuf, doc};
+use bson::{Document, RawBson, RawDocumentBuf, doc};
 use mongodb::options::ReturnDocument;
 use mongodb::{Client, Collection};
 
 use crate::namespace::Namespace;
 use crate::prepare::{DEFINITIONS, definition_id};
 use crate::proxy_collection::{StoreError, answered};
-use crate::server::clock::from_now;
+use crate::server::clock::{from_now, is_past};
 
 /// How long a turn lasts unless it is renewed, which happens with every page.
 const TURN: Duration = Duration::from_secs(30);
@@ -29,8 +29,6 @@ pub(super) struct SweepTurn<'a> {
 
 impl<'a> SweepTurn<'a> {
     /// Takes the turn unless another Keyward has it, or a sweep has ended less than `pause` ago.
-    ///
-    /// A turn or a pause that ends much later than any may was noted while a clock was ahead, so it doesn't count.
     pub(super) async fn take(
         client: &Client,
         namespace: &Namespace,
@@ -46,9 +44,7 @@ impl<'a> SweepTurn<'a> {
             sweeper,
             after: None,
         };
-        let until = doc! { "$ifNull": ["$sweep.until", Bson::Null] };
-        let is_over = doc! { "$lte": [until.clone(), "$$NOW"] };
-        let free = doc! { "$or": [is_over, { "$gt": [until, from_now(2 * TURN.max(pause))] }] };
+        let free = is_past("$sweep.until", TURN.max(pause));
         let set = doc! { "by": sweeper, "until": from_now(TURN) };
         let taken = turn
             .update(doc! { "$expr": free }, vec![doc! { "$set": { "sweep": set } }])

@@ -6,6 +6,7 @@
 mod codes;
 mod commands;
 mod debug_output;
+mod imports;
 mod inventories;
 pub mod markdown;
 mod messages;

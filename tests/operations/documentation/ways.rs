@@ -1,4 +1,4 @@
-//! The ways of messages through `src/`: the table of files in `docs/architecture.md`, and the imports of the write path.
+//! The ways of messages through `src/`: the table of files in `docs/architecture.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -64,7 +64,7 @@ fn length_of_word(text: &str) -> usize {
 }
 
 /// The path of the module that a file is, from `crate` on; the file lies below `src/`.
-fn module_of(path: &Path) -> Vec<String> {
+pub fn module_of(path: &Path) -> Vec<String> {
     let below = path.strip_prefix(repository().join("src")).unwrap().with_extension("");
     let mut segments = vec!["crate".to_owned()];
     segments.extend(below.iter().map(|segment| segment.to_string_lossy().into_owned()));
@@ -73,7 +73,7 @@ fn module_of(path: &Path) -> Vec<String> {
 }
 
 /// All files below `src/` and this folder of it, by their path from `src/`.
-fn files_below(folder: &str) -> Vec<String> {
+pub fn files_below(folder: &str) -> Vec<String> {
     let source = repository().join("src");
     let (mut files, mut folders) = (Vec::new(), vec![source.join(folder)]);
     while let Some(folder) = folders.pop() {
@@ -269,103 +269,4 @@ fn a_way_in_another_order_is_found() {
         "claims/effects.rs",
         "write/insert/way.rs"
     ]));
-}
-
-/// The paths that a file names, from `crate` on: in its `use` items, and of its own submodules anywhere.
-fn imports(file: &str) -> Vec<String> {
-    let path = repository().join("src").join(file);
-    let text = read(&path);
-    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-    let module = module_of(&path);
-    let mut imports = Vec::new();
-    for statement in code.split(';') {
-        let Some((before, tree)) = statement.rsplit_once("use ") else {
-            continue;
-        };
-        if before.ends_with([' ', '\n']) || before.is_empty() {
-            expand(tree, String::new(), &mut imports);
-        }
-    }
-    let submodules = code.lines().filter_map(|line| {
-        let name = line
-            .trim_start_matches("pub ")
-            .strip_prefix("mod ")?
-            .strip_suffix(';')?;
-        let path = format!("{name}::");
-        let is_whole = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-        let is_named = code.match_indices(&path).any(|(at, _)| is_whole(at));
-        is_named.then(|| format!("{}::{name}", module.join("::")))
-    });
-    let submodules: Vec<String> = submodules.collect();
-    let imports = imports.into_iter().map(|path| absolute(&path, &module));
-    imports.chain(submodules).collect()
-}
-
-/// Adds the paths of a `use` tree, each behind `prefix`, to `paths`.
-fn expand(tree: &str, prefix: String, paths: &mut Vec<String>) {
-    let tree = tree.trim();
-    let Some((own, list)) = tree.split_once('{') else {
-        let path = tree.split(" as ").next().unwrap_or_default();
-        return paths.push(prefix + path);
-    };
-    let list = list.rsplit_once('}').map_or(list, |(list, _)| list);
-    let (mut depth, mut start) = (0, 0);
-    for (at, c) in list.char_indices().chain([(list.len(), ',')]) {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                let item = list[start..at].trim();
-                if !item.is_empty() {
-                    expand(item, format!("{prefix}{own}"), paths);
-                }
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-}
-
-/// The path from `crate` on that `path` means in `module`.
-fn absolute(path: &str, module: &[String]) -> String {
-    let (mut rest, mut above) = (path, module.len());
-    while let Some(up) = rest.strip_prefix("super::") {
-        (rest, above) = (up, above - 1);
-    }
-    match rest == path {
-        true => path.to_owned(),
-        false => format!("{}::{rest}", module[..above].join("::")),
-    }
-}
-
-/// A reader of the write path goes from file to file in one direction.
-#[test]
-fn no_two_files_of_the_write_path_import_each_other() {
-    let is_no_test = |file: &String| !file.ends_with("/tests.rs");
-    let files: Vec<String> = files_below("write").into_iter().filter(is_no_test).collect();
-    assert!(files.len() > 30, "{files:?}");
-    let imported: Vec<Vec<String>> = files.iter().map(|file| imports(file)).collect();
-    let module = |file: &str| module_of(&repository().join("src").join(file)).join("::");
-    let modules: Vec<String> = files.iter().map(|file| module(file)).collect();
-    // A path names the innermost module on its way.
-    let named = |path: &String| {
-        let is_on_its_way = |module: &&String| {
-            let rest = path.strip_prefix(module.as_str());
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-        };
-        modules.iter().filter(is_on_its_way).max_by_key(|module| module.len())
-    };
-    let imports = |user: usize, used: usize| imported[user].iter().any(|path| named(path) == Some(&modules[used]));
-    let (mut found, mut mutual) = (0, Vec::new());
-    for one in 0..files.len() {
-        for other in (0..files.len()).filter(|other| *other != one) {
-            found += usize::from(imports(one, other));
-            if one < other && imports(one, other) && imports(other, one) {
-                mutual.push((&files[one], &files[other]));
-            }
-        }
-    }
-    // The test sees imports at all, by `crate::` and by `super::`.
-    assert!(found > 100, "only {found} imports");
-    assert!(mutual.is_empty(), "these files import each other: {mutual:?}");
 }

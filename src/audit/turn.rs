@@ -95,7 +95,7 @@ impl<'a> AuditTurn<'a> {
             auditor,
             record: None,
         };
-        let is_over = is_past("$until", hastened(TURN, haste::REGISTER));
+        let is_over = is_past("until", hastened(TURN, haste::REGISTER));
         // This Keyward continues its own interrupted turn.
         let free = vec![doc! { "$expr": is_over }, doc! { "by": auditor }];
         let taken = turn.update(doc! { "$or": free }, doc! {}).await?;

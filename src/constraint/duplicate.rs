@@ -10,7 +10,7 @@ use bson::{RawBson, RawDocument, rawdoc, spec::ElementType};
 use super::{Constraint, Key, canonical::string_bytes, rewrite, text};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc};
-use crate::server::{code, reply::append_error};
+use crate::server::{code, reply::append_command_error};
 
 /// A duplicate key error, ready to be put into a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl DuplicateKey {
     /// the rest. A findAndModify has the prefix `Plan executor error during findAndModify :: caused by :: `.
     pub fn append_to_command_error(&self, prefix: &str, reply: &mut Builder) {
         let errmsg = [prefix.as_bytes(), &self.errmsg].concat();
-        append_error(reply, &errmsg, code::DUPLICATE_KEY);
+        append_command_error(reply, &errmsg, code::DUPLICATE_KEY);
         self.append_extra(reply);
     }
 

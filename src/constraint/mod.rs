@@ -388,15 +388,15 @@ impl Constraint {
 }
 
 impl KeyError {
-    /// The code of the server's error; none for malformed BSON, which the server refuses earlier.
-    pub fn code(&self) -> Option<i32> {
+    /// The code of the server's error.
+    pub fn code(&self) -> i32 {
         match self {
-            KeyError::ParallelArrays { .. } => Some(code::CANNOT_INDEX_PARALLEL_ARRAYS),
-            KeyError::AmbiguousField { .. } => Some(code::AMBIGUOUS_FIELD),
+            KeyError::ParallelArrays { .. } => code::CANNOT_INDEX_PARALLEL_ARRAYS,
+            KeyError::AmbiguousField { .. } => code::AMBIGUOUS_FIELD,
             KeyError::FilledIn { .. } | KeyError::Repeated { .. } | KeyError::Uncollatable { .. } => {
-                Some(code::COMMAND_NOT_SUPPORTED)
+                code::COMMAND_NOT_SUPPORTED
             }
-            KeyError::Malformed(_) => None,
+            KeyError::Malformed(_) => code::INVALID_BSON,
         }
     }
 

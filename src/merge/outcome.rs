@@ -74,7 +74,7 @@ impl MergeOutcome {
     /// Notes an error that the stage found.
     pub fn fail(&mut self, error: &ServerError) {
         let errmsg = format!("{PREFIX}{}", error.message);
-        self.error = Some(reply::error(errmsg.as_bytes(), error.code));
+        self.error = Some(reply::command_error(errmsg.as_bytes(), error.code));
     }
 
     /// The reply of a command that an error ends.
@@ -120,7 +120,7 @@ fn stage_error(error: &StatementError<'_>, stage: &MergeStage<'_>, on: &[String]
     };
     let text = reply::errmsg(error.body)?.unwrap_or_default();
     let errmsg = [PREFIX.as_bytes(), context.as_bytes(), text].concat();
-    let mut body = reply::error(&errmsg, error.code);
+    let mut body = reply::command_error(&errmsg, error.code);
     body.elements_where(error.body, |field| {
         !matches!(field.name, b"index" | b"code" | b"codeName" | b"errmsg")
     })?;

@@ -129,7 +129,7 @@ impl BackfillClaim {
 
 /// Whether a constraint isn't claimed, as an expression about its document.
 fn is_free() -> Document {
-    is_past("$claim.until", term())
+    is_past("claim.until", term())
 }
 
 /// Whether it is claimed.

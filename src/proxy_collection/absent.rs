@@ -16,7 +16,8 @@ use crate::reservation::Scope;
 use crate::traces::{ProxyRequest, asking};
 
 impl ProxyCollection {
-    /// Replaces the reservation of `key` with one for `owner`, if it still is the one that was `seen`.
+    /// Replaces the reservation of `key` with one for `owner`, if it still is the one that was `seen`. The caller has proved that its owner
+    /// is absent, or is that owner.
     ///
     /// The token alone doesn't prove that: an attempt that begins again reserves under its old token again.
     ///

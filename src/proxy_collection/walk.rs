@@ -1,4 +1,4 @@
-//! Walks reservations page by page, from the last `_id` to the first, and finds those that were written recently.
+//! Reads reservations page by page, from the last `_id` to the first, by their keys, and those that were written recently.
 //!
 //! The walk goes downwards: most `_id`s are made in rising order, so reservations written meanwhile don't make it longer.
 //! Each page is a command of its own, and ends where its reply ends. So no cursor can time out, and no page is larger than a

@@ -8,7 +8,7 @@ use crate::namespace::Namespace;
 use crate::raw::Malformed;
 use crate::reply::{BulkFault, Times};
 use crate::server::code;
-use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_label, error};
+use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_label, command_error};
 
 /// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -169,7 +169,7 @@ impl WriteRefusal {
 
     /// The reply's body, in the server's form.
     pub fn body(&self, times: &Times) -> Vec<u8> {
-        let mut reply = error(self.to_string().as_bytes(), self.code());
+        let mut reply = command_error(self.to_string().as_bytes(), self.code());
         let label = match self {
             // Of a commit, only the commit may be sent again: the transaction may be committed.
             WriteRefusal::Unsure { retryable: true, .. } | WriteRefusal::UnendedTransaction(_) => {

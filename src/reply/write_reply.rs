@@ -10,7 +10,7 @@ use super::{ConcernError, Times, WriteRefusal};
 use crate::command::running::append_fields;
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::server::{code, reply as server};
+use crate::server::reply as server;
 
 /// The most bytes of a reply's errors; later errors lose their text, as with mongos. If a reply exceeded 16 MB, the server
 /// would close the connection without it.
@@ -36,9 +36,7 @@ impl WriteError {
     /// A document that can't be indexed.
     pub fn unindexable(error: &KeyError) -> WriteError {
         let mut fields = Builder::new();
-        fields
-            .int32("code", error.code().unwrap_or(code::INVALID_BSON))
-            .string("errmsg", &error.errmsg());
+        fields.int32("code", error.code()).string("errmsg", &error.errmsg());
         WriteError {
             fields: fields.finish(),
         }

@@ -11,10 +11,10 @@ pub fn from_now(time: Duration) -> Document {
     doc! { "$add": ["$$NOW", Bson::Int64(millis(time))] }
 }
 
-/// An aggregation expression: whether the time in the field `until` is past, or there is none. A time that is further away than twice the
+/// An aggregation expression: whether the time in the field at `path` is past, or there is none. A time that is further away than twice the
 /// `longest` term was noted while a clock was ahead, so it counts as past.
-pub fn is_past(until: &str, longest: Duration) -> Document {
-    let until = doc! { "$ifNull": [until, Bson::Null] };
+pub fn is_past(path: &str, longest: Duration) -> Document {
+    let until = doc! { "$ifNull": [format!("${path}"), Bson::Null] };
     doc! { "$or": [{ "$lte": [until.clone(), "$$NOW"] }, { "$gt": [until, from_now(2 * longest)] }] }
 }
 

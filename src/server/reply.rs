@@ -1,4 +1,4 @@
-//! Reads the fields of a reply that was received as bytes.
+//! Reads the fields of replies that were received as bytes, and composes replies of errors.
 
 use bson::spec::ElementType;
 pub use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
@@ -161,14 +161,14 @@ pub fn without_labels(error: &[u8]) -> Builder {
 }
 
 /// The reply to a command that failed with this text and code. Further fields of the error may follow.
-pub fn error(errmsg: &[u8], code: i32) -> Builder {
+pub fn command_error(errmsg: &[u8], code: i32) -> Builder {
     let mut reply = Builder::new();
-    append_error(&mut reply, errmsg, code);
+    append_command_error(&mut reply, errmsg, code);
     reply
 }
 
-/// Adds the fields of [`error`] to `reply`, in the server's order.
-pub fn append_error(reply: &mut Builder, errmsg: &[u8], code: i32) {
+/// Adds the fields of [`command_error`] to `reply`, in the server's order.
+pub fn append_command_error(reply: &mut Builder, errmsg: &[u8], code: i32) {
     reply
         .double("ok", 0.0)
         .string("errmsg", errmsg)

@@ -17,7 +17,7 @@ use crate::raw::Builder;
 use crate::server::{
     clock::millis,
     code::SHUTDOWN_IN_PROGRESS,
-    reply::{append_error, append_label},
+    reply::{append_command_error, append_label},
 };
 
 /// A driver that has got the error uses no connection again that has been quiet for this long.
@@ -80,7 +80,7 @@ impl Drain {
             .int64("counter", 1)
             .close();
         let errmsg = b"Keyward is in quiesce mode and will shut down";
-        append_error(&mut body, errmsg, SHUTDOWN_IN_PROGRESS);
+        append_command_error(&mut body, errmsg, SHUTDOWN_IN_PROGRESS);
         body.int64("remainingQuiesceTimeMillis", millis(left));
         if let Some(label) = request_context.and_then(RequestContext::label) {
             append_label(&mut body, label);

@@ -44,7 +44,7 @@ impl<'a> SweepTurn<'a> {
             sweeper,
             after: None,
         };
-        let free = is_past("$sweep.until", TURN.max(pause));
+        let free = is_past("sweep.until", TURN.max(pause));
         let set = doc! { "by": sweeper, "until": from_now(TURN) };
         let taken = turn
             .update(doc! { "$expr": free }, vec![doc! { "$set": { "sweep": set } }])

@@ -185,7 +185,7 @@ impl ServerError {
 
     /// The reply's body, fields in the server's order.
     pub fn body(&self) -> Vec<u8> {
-        reply::error(self.message.as_bytes(), self.code).finish()
+        reply::command_error(self.message.as_bytes(), self.code).finish()
     }
 }
 

@@ -17,7 +17,7 @@ use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
 use crate::server::code::{DUPLICATE_KEY, INCOMPLETE_TRANSACTION_HISTORY};
-use crate::server::reply::{error, write_errors};
+use crate::server::reply::{command_error, write_errors};
 use crate::server::{clock::millis, cursor};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
@@ -153,7 +153,7 @@ impl<'a> Recorded<'a> {
 fn incomplete() -> ErrorReply {
     let errmsg = b"Keyward: an earlier try of this statement took effect, but keyward.results no longer has the whole reply; read the document";
     ErrorReply {
-        body: error(errmsg, INCOMPLETE_TRANSACTION_HISTORY).finish(),
+        body: command_error(errmsg, INCOMPLETE_TRANSACTION_HISTORY).finish(),
     }
 }
 

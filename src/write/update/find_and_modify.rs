@@ -7,8 +7,7 @@ use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::raw::Builder;
-use crate::server::code::INVALID_BSON;
-use crate::server::reply;
+use crate::server::reply::command_error;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
@@ -44,7 +43,7 @@ async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
 
 fn unindexable(protected: &Protected, error: &KeyError) -> Vec<u8> {
     let errmsg = [PREFIX.as_bytes(), &error.errmsg()].concat();
-    let mut reply = reply::error(&errmsg, error.code().unwrap_or(INVALID_BSON));
+    let mut reply = command_error(&errmsg, error.code());
     protected.times().append_to(&mut reply);
     reply.finish()
 }

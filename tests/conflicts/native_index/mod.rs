@@ -239,9 +239,7 @@ impl Simulation {
             Err(KeyError::Malformed(malformed)) => panic!("a generated document is malformed: {malformed}"),
             Err(error) => {
                 self.not_indexable += 1;
-                entry
-                    .int32("code", error.code().unwrap())
-                    .string("errmsg", &error.errmsg());
+                entry.int32("code", error.code()).string("errmsg", &error.errmsg());
                 vec![Some(entry.finish())]
             }
         }

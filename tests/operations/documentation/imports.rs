@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::documentation::markdown::{read, repository};
-use crate::documentation::ways::{files_below, module_of, words};
+use crate::documentation::ways::{definition, files_below, module_of, words};
 
-/// The folders that a protected write passes from its plan on.
+/// The folders that a protected write passes from its plan on, but for those that other work uses as much: its tools.
 const FOLDERS: [&str; 9] = [
     "claims",
     "command",
@@ -22,8 +22,10 @@ const FOLDERS: [&str; 9] = [
 struct Paths {
     /// Those of its `use` items, by the names that they bring in. Other files may go through this one by such a name.
     brought_in: BTreeMap<String, String>,
-    /// Those that its own code uses.
+    /// Those that its own code uses. A `pub use` alone isn't a use.
     used: Vec<String>,
+    /// The names of its own items.
+    defined: BTreeSet<String>,
 }
 
 impl Paths {
@@ -35,31 +37,43 @@ impl Paths {
         let code: String = code.lines().filter(is_code).flat_map(|line| [line, "\n"]).collect();
         let module = module_of(&path);
         let submodules: BTreeSet<&str> = code.lines().filter_map(submodule).collect();
-        let (mut brought_in, mut body) = (BTreeMap::new(), String::new());
+        let (mut brought_in, mut shown, mut body) = (BTreeMap::new(), BTreeMap::new(), String::new());
         for statement in code.split_inclusive(';') {
             match statement.rsplit_once("use ") {
                 Some((before, tree)) if before.is_empty() || before.ends_with([' ', '\n']) => {
                     body.push_str(before);
-                    expand(tree.trim_end_matches(';'), String::new(), &mut brought_in);
+                    let is_shown = before.lines().last().is_some_and(|line| line.starts_with("pub"));
+                    let paths = if is_shown { &mut shown } else { &mut brought_in };
+                    expand(tree.trim_end_matches(';'), String::new(), paths);
                 }
                 _ => body.push_str(statement),
             }
         }
         let named: BTreeSet<&str> = words(&body).map(|(_, _, word, _)| word).collect();
-        for path in brought_in.values_mut() {
+        for path in brought_in.values_mut().chain(shown.values_mut()) {
             *path = absolute(path, &module, &submodules);
         }
-        let imported = brought_in.iter().filter(|(name, _)| named.contains(name.as_str()));
-        let mut used: Vec<String> = imported.map(|(_, path)| path.clone()).collect();
+        let shown_and_used = shown.iter().filter(|(name, _)| named.contains(name.as_str()));
+        let mut used: Vec<String> = shown_and_used.map(|(_, path)| path.clone()).collect();
+        used.extend(brought_in.values().cloned());
+        brought_in.extend(shown);
         for (at, before, word, rest) in words(&body) {
             let is_start = before != Some(':') && rest.starts_with("::");
-            if is_start && (["crate", "super"].contains(&word) || submodules.contains(word)) {
+            if is_start && (["crate", "super", "self"].contains(&word) || submodules.contains(word)) {
                 let is_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
                 let path = body[at..].split(|c| !is_of_path(c)).next().unwrap_or_default();
                 used.push(absolute(path, &module, &submodules));
             }
         }
-        Paths { brought_in, used }
+        let items = body
+            .lines()
+            .filter(|line| !line.starts_with(' '))
+            .filter_map(definition);
+        Paths {
+            brought_in,
+            used,
+            defined: items.map(|(_, _, name)| name.to_owned()).collect(),
+        }
     }
 }
 
@@ -101,6 +115,7 @@ fn expand(tree: &str, prefix: String, paths: &mut BTreeMap<String, String>) {
 
 /// The path from `crate` on that `path` means in `module`, which has these submodules.
 fn absolute(path: &str, module: &[String], submodules: &BTreeSet<&str>) -> String {
+    let path = path.strip_prefix("self::").unwrap_or(path);
     let (mut rest, mut above) = (path, module.len());
     while let Some(up) = rest.strip_prefix("super::") {
         (rest, above) = (up, above - 1);
@@ -139,7 +154,9 @@ impl Files {
         let [name, rest @ ..] = &segments[length..] else {
             return Some(file);
         };
-        match self.paths[file].brought_in.get(*name) {
+        let paths = &self.paths[file];
+        // A function of its own may have the name of a module that it uses.
+        match paths.brought_in.get(*name).filter(|_| !paths.defined.contains(*name)) {
             Some(path) => self.of(&[&[path.as_str()], rest].concat().join("::")),
             None => Some(file),
         }
@@ -201,4 +218,5 @@ fn an_import_leads_to_the_file_that_defines_the_item() {
     assert!(!uses("claims/effects.rs", "reservation/mod.rs"));
     assert!(uses("proxy_collection/walk.rs", "proxy_collection/mod.rs"));
     assert!(uses("write/mod.rs", "write/plan.rs"));
+    assert!(uses("write/insert/strict/mod.rs", "server/reply.rs"));
 }

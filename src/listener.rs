@@ -103,3 +103,27 @@ fn log_broken(error: &JoinError, client: Option<ClientSpan>) {
         None => log(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_broken_invariant_ends_only_its_own_connection() {
+        let mut clients = ClientTasks::default();
+        let (go_on, waits) = oneshot::channel::<()>();
+        let (served, is_served) = oneshot::channel();
+        clients.tasks.spawn(async { panic!("an invariant that doesn't hold") });
+        clients.tasks.spawn(async move {
+            waits.await.unwrap();
+            served.send(()).unwrap();
+        });
+        assert_eq!(clients.join_next().await, Some(()));
+        go_on.send(()).unwrap();
+        assert_eq!(clients.join_next().await, Some(()));
+        assert_eq!(clients.join_next().await, None);
+        is_served.await.unwrap();
+    }
+}

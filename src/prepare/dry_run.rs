@@ -163,7 +163,7 @@ impl DryRun<'_> {
         let mut all = proxy.all_documents(None, BATCH, &self.protected.shard_key);
         // On shards, a batch also has the other documents with its last `_id`. The next batch may have them again.
         let mut seen: Vec<Owner> = Vec::new();
-        while let Some((batch, last)) = all.next().await? {
+        while let Some((batch, _)) = all.next().await? {
             let owner = |document: &RawDocumentBuf| {
                 let doc = Doc::new(document.as_bytes());
                 doc.and_then(|doc| owner_of(self.protected, doc)).ok()
@@ -181,9 +181,7 @@ impl DryRun<'_> {
                 }
             }
             progress.advance(batch.len() as u64);
-            let end = Owner { id: last, route: None };
-            let from_the_end = batch.iter().rev().filter_map(owner);
-            seen = from_the_end.take_while(|owner| owner.has_same_id_as(&end)).collect();
+            seen = all.may_come_again().iter().filter_map(owner).collect();
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ impl ProxyCollection {
             after,
             concern: rawdoc! { "level": "local" },
             cursor: None,
+            same_id: Vec::new(),
         }
     }
 
@@ -57,6 +58,8 @@ pub struct AllDocuments<'p> {
     after: Option<RawBson>,
     concern: RawDocumentBuf,
     cursor: Option<RawBatchCursor>,
+    /// The documents with the last `_id` of the last batch, on all shards.
+    same_id: Vec<RawDocumentBuf>,
 }
 
 impl<'p> AllDocuments<'p> {
@@ -96,6 +99,11 @@ impl<'p> AllDocuments<'p> {
         }
     }
 
+    /// The documents of the last batch that the next one may have again. Their `_id`s equal the last one by the collection's own collation.
+    pub fn may_come_again(&self) -> &[RawDocumentBuf] {
+        &self.same_id
+    }
+
     async fn open(&mut self) -> Result<Option<RawBatchCursor>, StoreError> {
         let Some(mut command) = walk(self.proxy.protected.name(), self.after.as_ref(), self.size) else {
             return Ok(None);
@@ -112,13 +120,14 @@ impl<'p> AllDocuments<'p> {
         if !self.shard_key.is_empty() {
             let mut command = self.proxy.find_same_id(id, self.shard_key)?;
             command.append(cstr!("readConcern"), self.concern.clone());
-            let mut documents_of_same_id = self.proxy.find(command).await?;
+            self.same_id = self.proxy.find(command).await?;
             let is_read = |same_id: &RawDocumentBuf| {
                 let is_same = |read: &RawDocumentBuf| read == same_id || first_fields(read) == first_fields(same_id);
                 documents.iter().rev().any(is_same)
             };
-            documents_of_same_id.retain(|same_id| !is_read(same_id));
-            documents.append(&mut documents_of_same_id);
+            let mut unread = self.same_id.clone();
+            unread.retain(|same_id| !is_read(same_id));
+            documents.append(&mut unread);
         }
         Ok(())
     }

@@ -203,3 +203,37 @@ async fn a_backfill_leaves_a_constraint_enforced_that_has_become_so_meanwhile() 
     let definition = definitions.find_one(doc! {}).await.unwrap().unwrap();
     assert_eq!(definition.get_str("state").ok(), Some("enforced"), "{definition}");
 }
+
+/// The documents that a dry run reads together.
+const READ_TOGETHER: i32 = 8_000;
+
+/// The last document of the first batch and the first one of the second have equal `_id`s by the default collation of their collection: each
+/// is on another shard. Neither is read twice.
+#[tokio::test]
+async fn a_dry_run_counts_no_document_twice_whatever_the_order_of_its_collection() {
+    let database = "dry_run_collated";
+    let cluster = Cluster::shared();
+    let create = doc! { "create": "users", "collation": { "locale": "en", "strength": 2 } };
+    cluster.run(database, create).unwrap();
+    let namespace = format!("{database}.users");
+    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
+    cluster.run("admin", shard).unwrap();
+    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
+    let users = cluster.client().database(database).collection::<Document>("users");
+    let user = |id: bson::Bson, region: &str, email: i32| doc! { "_id": id, "region": region, "email": email };
+    // Booleans, dates and object ids come after strings, and the walk goes downwards.
+    let mut all: Vec<Document> = (1..READ_TOGETHER)
+        .map(|number| user(bson::oid::ObjectId::new().into(), "a", number))
+        .collect();
+    all.extend([
+        user("x".into(), "a", -1),
+        user("X".into(), "z", -2),
+        user("b".into(), "a", -3),
+    ]);
+    users.insert_many(all).ordered(false).await.unwrap();
+    let constraint = format!("  - {{ collection: {namespace}, key: {{ email: 1 }} }}\n");
+    let output = Config::new(&cluster.uri(), "2s", &constraint)
+        .run("backfill", &["--dry-run"])
+        .await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}

@@ -6,6 +6,7 @@
 
 mod document;
 mod foreign;
+mod levels;
 mod reason;
 
 pub(super) use reason::unknown;
@@ -309,8 +310,7 @@ fn word<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use serde::de::Visitor;
-
+    use super::levels::field_names;
     use super::*;
 
     fn problems(text: &str) -> Vec<String> {
@@ -385,39 +385,6 @@ mod tests {
         }
         let found = problems("upstream mongodb://root:s3cret@db:27017\n");
         assert!(!found.is_empty() && !found.concat().contains("s3cret"), "{found:?}");
-    }
-
-    /// Collects the names under which a struct's fields are read.
-    struct FieldNames<'a>(&'a mut Vec<&'static str>);
-
-    impl<'de> Deserializer<'de> for FieldNames<'_> {
-        type Error = serde::de::value::Error;
-
-        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-            Err(Self::Error::custom("not a struct"))
-        }
-
-        fn deserialize_struct<V: Visitor<'de>>(
-            self,
-            _: &'static str,
-            fields: &'static [&'static str],
-            _: V,
-        ) -> Result<V::Value, Self::Error> {
-            self.0.extend(fields);
-            Err(Self::Error::custom("only the names are wanted"))
-        }
-
-        serde::forward_to_deserialize_any! {
-            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
-            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
-        }
-    }
-
-    fn field_names<T: for<'de> Deserialize<'de>>() -> Vec<&'static str> {
-        let mut names = Vec::new();
-        assert!(T::deserialize(FieldNames(&mut names)).is_err());
-        assert!(!names.is_empty());
-        names
     }
 
     /// Parts of what `serde` and its readers say about their own types.

@@ -2,6 +2,8 @@
 
 use serde_yaml::Value;
 
+use super::levels::place_of;
+
 /// The types that `serde` expects, each in an operator's words.
 const EXPECTED: [(&str, &str); 9] = [
     ("usize", "a whole number, 0 or more"),
@@ -43,7 +45,11 @@ pub(super) fn in_words(message: &str) -> String {
             .strip_prefix(start)
             .and_then(|rest| rest.split_once(", expected "))
         {
-            return unknown(kind, name.trim_matches('`'), &in_backquotes(known));
+            let name = name.trim_matches('`');
+            return match place_of(name).filter(|_| kind == "setting") {
+                Some(place) => format!("unknown setting `{name}`; it belongs to {place}"),
+                None => unknown(kind, name, &in_backquotes(known)),
+            };
         }
     }
     message.to_owned()
@@ -199,6 +205,10 @@ mod tests {
             let message = in_words(&format!("unknown field `{name}`, {known}"));
             assert_eq!(message, format!("unknown setting `{name}`{end}"));
         }
+        assert_eq!(
+            in_words(&format!("unknown field `on_violation`, {known}")),
+            "unknown setting `on_violation`; it belongs to each item of `constraints`"
+        );
         assert_eq!(
             in_words("unknown variant `jsno`, expected `text` or `json`"),
             "unknown value `jsno`; did you mean `json`?"

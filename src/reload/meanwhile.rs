@@ -16,7 +16,7 @@ use crate::client_constraints::ClientConstraints;
 use crate::config::Config;
 use crate::constraint::Constraint;
 use crate::fleet::Membership;
-use crate::metrics::constraint_labels;
+use crate::metrics::{constraint_label, constraint_labels};
 use crate::prepare::{PrepareError, ReservingConstraints};
 use crate::readiness::Readiness;
 use crate::session::Service;
@@ -176,7 +176,10 @@ impl<L: ListFollower> Meanwhile<'_, L> {
         match taken_back.await {
             Ok(catalog) => {
                 drop(service.writes.replace(catalog));
-                new.iter().for_each(|constraint| service.forget(constraint));
+                for constraint in &new {
+                    service.forget(constraint);
+                    self.readiness.forget_note(&constraint_label(constraint));
+                }
             }
             // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
             Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),

@@ -84,7 +84,10 @@ impl<'m> Judged<'m> {
         let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(decide_commit);
         // If a write is in a client's transaction, this process must have seen that begin, and it may still be committed.
         let go_on = || match (verdict, self.context.transaction) {
-            (Verdict::Write(_), Some(transaction)) => transactions.go_on(transaction).is_ok(),
+            (Verdict::Write(_), Some(transaction)) => {
+                let is_start = self.context.begins().is_some();
+                transactions.go_on(transaction, is_start).is_ok()
+            }
             _ => true,
         };
         self.is_unchanged()
@@ -120,6 +123,7 @@ impl<'m> Judged<'m> {
             may_leave_cursor: self.context.may_leave_cursor,
             may_write: self.context.may_write,
             authenticates: self.context.authenticates,
+            begins: self.context.begins(),
             span: CommandSpan::default(),
         })
     }

@@ -400,6 +400,10 @@ impl Session {
                 (notice, notices) = noticing => return Ok(Stepped::Noticed(notice, notices)),
                 () = sleep, if is_set => return Ok(Stepped::Rang),
             }
+            // Noted before the client has the reply: its next command may come on another connection.
+            if let Some(transaction) = self.replies.take_begun() {
+                self.service.writes.transactions.note_started(transaction);
+            }
             if !has_arrived {
                 return Ok(Stepped::On);
             }

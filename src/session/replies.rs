@@ -18,7 +18,8 @@ use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::upstream::Unanswered;
-use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
+use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, decompress, more_to_come};
+use crate::write::TransactionId;
 
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct Replies {
     has_cursor: bool,
     /// Whether a reply said that the client is authenticated.
     is_authenticated: bool,
+    /// The client's transaction that the reply on its way shows to have begun. Boxed, like all that a connection seldom needs.
+    begun: Option<Box<TransactionId>>,
     /// Names this process to drivers.
     process: ObjectId,
 }
@@ -52,6 +55,8 @@ pub struct PendingReply {
     pub may_write: bool,
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
+    /// The client's transaction that the request begins, unless the server refuses it.
+    pub begins: Option<TransactionId>,
     /// The span of the request.
     pub span: CommandSpan,
 }
@@ -81,6 +86,7 @@ impl Replies {
             search: None,
             has_cursor: false,
             is_authenticated: false,
+            begun: None,
             process,
         }
     }
@@ -175,6 +181,11 @@ impl Replies {
         self.is_authenticated
     }
 
+    /// The client's transaction that the reply on its way shows to have begun; none from now on.
+    pub fn take_begun(&mut self) -> Option<TransactionId> {
+        self.begun.take().map(|begun| *begun)
+    }
+
     /// The pending handshake, if the client waits for nothing else and no byte of its reply has come. Keyward may answer it
     /// itself; then the connection has to end.
     pub fn pending_hello(&self, upstream: &Incoming) -> Option<Envelope> {
@@ -249,13 +260,19 @@ impl Replies {
             .front_mut()
             .filter(|pending| pending.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
-        if pending.span.is_on() {
-            if header.length <= REPLY_BYTES_MAX {
-                let Some(message) = upstream.inbox.message()? else {
-                    return Ok(false);
-                };
+        if pending.span.is_on() || pending.begins.is_some() {
+            let message = match header.length <= REPLY_BYTES_MAX {
+                true => match upstream.inbox.message()? {
+                    None => return Ok(false),
+                    message => message,
+                },
+                false => None,
+            };
+            if let Some(message) = message {
                 pending.span.note_reply(message);
             }
+            let begun = pending.begins.filter(|_| message.is_none_or(is_without_error));
+            self.begun = begun.map(Box::new);
             pending.span = CommandSpan::default();
         }
         let &mut PendingReply {
@@ -318,6 +335,19 @@ impl Replies {
             _ => drop(self.pending.pop_front()),
         }
     }
+}
+
+/// Whether a reply says that its command was carried out. One that Keyward can't read proves nothing.
+fn is_without_error(message: &[u8]) -> bool {
+    let mut unpacked = Vec::new();
+    let message = match Header::read(message) {
+        Ok(Some(header)) if header.op_code == OpCode::COMPRESSED => match decompress(message, &mut unpacked) {
+            Ok(_) => &unpacked[..],
+            Err(_) => return false,
+        },
+        _ => message,
+    };
+    OpMsg::parse(message).is_ok_and(|reply| is_ok(reply.body).unwrap_or(false))
 }
 
 /// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded.

@@ -12,6 +12,7 @@ use mongodb::options::ServerAddress;
 
 use crate::fleet::Permit;
 use crate::raw::Doc;
+use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces;
 use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
@@ -67,6 +68,19 @@ pub struct Unanswered {
     pub requests: Vec<i32>,
 }
 
+/// How far the start of the client's own transaction is, while Keyward carries out the command that starts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClientStart {
+    /// None is expected, or the server has refused it.
+    None,
+    /// The command that brings it to the server is yet to be sent.
+    Awaited,
+    /// The command with this number brings it.
+    Sent(i32),
+    /// The server has carried it out.
+    Done,
+}
+
 /// A connection to one server of the deployment.
 #[derive(Debug)]
 pub struct Connection {
@@ -89,6 +103,7 @@ pub struct Connection {
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
+    client_start: ClientStart,
     /// Whether this Keyward may write, if there is a register of Keywards.
     permit: Option<Permit>,
     /// Whether the server at the other end was the primary of a replica set when it was connected to.
@@ -109,6 +124,7 @@ impl Connection {
             open_transaction: None,
             users: Doc::empty().bytes().to_vec(),
             has_broken_off: false,
+            client_start: ClientStart::None,
             permit: None,
             is_to_primary: false,
         }
@@ -150,6 +166,16 @@ impl Connection {
     /// Whether one was since this was last asked.
     pub(crate) fn take_broken_off(&mut self) -> bool {
         std::mem::take(&mut self.has_broken_off)
+    }
+
+    /// Takes note that the next command with `startTransaction` starts the client's own transaction.
+    pub(crate) fn await_start(&mut self) {
+        self.client_start = ClientStart::Awaited;
+    }
+
+    /// Whether the server has carried that command out. None is awaited from now on.
+    pub(crate) fn take_start(&mut self) -> bool {
+        std::mem::replace(&mut self.client_start, ClientStart::None) == ClientStart::Done
     }
 
     /// The client's users and roles by the server, as a document. It is empty if they make no difference.
@@ -247,6 +273,9 @@ impl Connection {
     pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), ConnectionError> {
         self.last_id = self.last_id.wrapping_add(1);
         let frame = command.frame(self.last_id, 0)?;
+        if self.client_start == ClientStart::Awaited && starts_transaction(command.body) {
+            self.client_start = ClientStart::Sent(self.last_id);
+        }
         // This is noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
         self.unanswered
             .push((self.last_id, traces::UpstreamSpan::asking(command.body)));
@@ -287,6 +316,10 @@ impl Connection {
         let reply = OpMsg::parse(&message)?;
         let (_, span) = self.unanswered.remove(0);
         span.answered(reply.body);
+        if self.client_start == ClientStart::Sent(expected) {
+            let is_done = is_ok(reply.body).unwrap_or(false);
+            self.client_start = if is_done { ClientStart::Done } else { ClientStart::None };
+        }
         Ok(Reply { message })
     }
 
@@ -308,6 +341,11 @@ impl Connection {
         };
         tokio::try_join!(asking, skip_until_reply(&mut self.incoming, unanswered.rest, id)).map(drop)
     }
+}
+
+fn starts_transaction(body: &[u8]) -> bool {
+    let body = Doc::new(body);
+    body.and_then(|body| body.is_set("startTransaction")).unwrap_or(false)
 }
 
 /// Drops what arrives, up to the reply to request `id`; the first `count` bytes belong to another reply.

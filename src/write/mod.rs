@@ -70,12 +70,19 @@ pub async fn serve(
         let refusal = WriteRefusal::WriteConcernInTransaction;
         return Ok(Served::Reply(refusal.body(&Times::default())));
     }
-    let under_way = match context.transactions.enter(transaction) {
+    let is_start = message.body.is_set("startTransaction")?;
+    let under_way = match context.transactions.enter(transaction, is_start) {
         Ok(under_way) => under_way,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
+    if is_start {
+        upstream.await_start();
+    }
     // An error leaves the statement unfinished. So its transaction is never committed.
     let served = carry_out(plan, message, context, upstream).await?;
+    if upstream.take_start() {
+        context.transactions.note_started(transaction);
+    }
     match upstream.take_broken_off() {
         true => under_way.break_off(),
         false => under_way.finish(),

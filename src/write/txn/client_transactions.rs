@@ -10,6 +10,8 @@
 //!   documents is about to start ([`ClientTransactions::refuse_older`]).
 //! - A transaction whose start this process hasn't seen is unseen. Keyward writes nothing protected in it, and forwards its
 //!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
+//! - A start counts once the server has carried it out. If the server refuses it, a transaction with the same number may be open that
+//!   began elsewhere, and stays open.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -88,6 +90,8 @@ struct SeenTransaction {
     unfinished: usize,
     /// Whether the transaction must never be committed.
     is_doomed: bool,
+    /// Whether the server has carried out the command that starts it.
+    is_started: bool,
     /// Whether its commit came before its start.
     is_unseen: bool,
     is_committed: bool,
@@ -103,6 +107,7 @@ impl SeenTransaction {
             number,
             unfinished: 0,
             is_doomed: false,
+            is_started: false,
             is_unseen: false,
             is_committed: false,
             changes,
@@ -146,6 +151,15 @@ impl ClientTransactions {
         }
     }
 
+    /// Notes that the server has carried out the command that starts the transaction: it began there, and nothing was written in it before.
+    pub fn note_started(&self, id: TransactionId) {
+        if let Some(mut seen) = self.by_session.get_mut(&id.session)
+            && seen.number == id.number
+        {
+            seen.is_started = true;
+        }
+    }
+
     /// Forgets the transactions that have expired by `now`.
     fn forget(&self, now: Instant) {
         let memory = match self.by_session.len() >= SESSIONS_MAX / 2 {
@@ -158,33 +172,34 @@ impl ClientTransactions {
         });
     }
 
-    /// Notes that a statement on protected documents begins.
+    /// Notes that a statement on protected documents begins, which starts the transaction if `is_start`.
     ///
     /// # Errors
     /// [`WriteRefusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
     /// Also if this process hasn't seen its start, like a `mongos`, which knows its own transactions only.
-    pub fn enter(&self, id: TransactionId) -> Result<StatementUnderWay<'_>, WriteRefusal> {
-        self.seen(id)?.unfinished += 1;
+    pub fn enter(&self, id: TransactionId, is_start: bool) -> Result<StatementUnderWay<'_>, WriteRefusal> {
+        self.seen(id, is_start)?.unfinished += 1;
         Ok(StatementUnderWay { transactions: self, id })
     }
 
-    /// Notes that a statement that can change no key goes on in the transaction.
+    /// Notes that a statement that can change no key goes on in the transaction, or starts it.
     ///
     /// # Errors
     /// The same as those of [`ClientTransactions::enter`].
-    pub fn go_on(&self, id: TransactionId) -> Result<(), WriteRefusal> {
-        self.seen(id).map(drop)
+    pub fn go_on(&self, id: TransactionId, is_start: bool) -> Result<(), WriteRefusal> {
+        self.seen(id, is_start).map(drop)
     }
 
-    /// The transaction, which goes on now.
-    fn seen(&self, id: TransactionId) -> Result<RefMut<'_, [u8; 16], SeenTransaction>, WriteRefusal> {
+    /// The transaction, which goes on now, or starts.
+    fn seen(&self, id: TransactionId, is_start: bool) -> Result<RefMut<'_, [u8; 16], SeenTransaction>, WriteRefusal> {
         let no_such = WriteRefusal::NoSuchTransaction { number: id.number };
         let seen = self.by_session.get_mut(&id.session);
         let mut seen = seen.filter(|seen| seen.number == id.number).ok_or(no_such.clone())?;
         if seen.is_committed {
             return Err(WriteRefusal::Committed);
         }
-        if seen.is_doomed || seen.is_unseen || self.is_older(&seen) {
+        let is_seen = !seen.is_unseen && (seen.is_started || is_start);
+        if !is_seen || seen.is_doomed || self.is_older(&seen) {
             return Err(no_such);
         }
         seen.at = Instant::now();
@@ -200,6 +215,9 @@ impl ClientTransactions {
                 if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
                     seen.is_doomed = true;
                     return CommitDecision::Refuse;
+                }
+                if !seen.is_started {
+                    return CommitDecision::Unseen;
                 }
                 if !seen.is_committed {
                     seen.is_committed = true;
@@ -324,152 +342,4 @@ fn in_doubt_reply(answer: Vec<u8>) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(number: i64) -> TransactionId {
-        TransactionId {
-            session: [7; 16],
-            number,
-        }
-    }
-
-    #[test]
-    fn a_transaction_is_committed_once_all_of_it_is_at_its_end() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        let (first, second) = (transactions.enter(id(1)).unwrap(), transactions.enter(id(1)).unwrap());
-        first.finish();
-        second.finish();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
-        // A driver's retry.
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
-        // A statement after the commit would take effect without its reservations.
-        assert_eq!(transactions.enter(id(1)).unwrap_err(), WriteRefusal::Committed);
-    }
-
-    #[test]
-    fn nothing_is_written_behind_a_commit_that_came_first() {
-        let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-        transactions.shut_out(id(1));
-        transactions.begin(id(1), true);
-        let refused = transactions.enter(id(1)).unwrap_err();
-        assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-        transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Forward);
-    }
-
-    #[test]
-    fn a_refused_commit_stays_refused() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        let under_way = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
-        under_way.finish();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
-    }
-
-    #[test]
-    fn a_transaction_older_than_a_change_is_refused_on_request() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        let other = TransactionId {
-            session: [8; 16],
-            number: 1,
-        };
-        transactions.begin(other, true);
-        transactions.note_change();
-        assert_eq!(transactions.decide_commit(other), CommitDecision::Forward);
-        transactions.refuse_older();
-        assert_eq!(transactions.decide_commit(other), CommitDecision::Forward);
-        let refused = transactions.enter(id(1)).unwrap_err();
-        assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
-        transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Forward);
-    }
-
-    #[test]
-    fn a_transaction_with_an_interrupted_statement_is_never_committed() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        let _ = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
-        // The repeated start changes nothing.
-        transactions.begin(id(1), true);
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Refuse);
-        // The session's next transaction can be committed.
-        transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-        transactions.enter(id(2)).unwrap().break_off();
-        assert!(transactions.enter(id(2)).is_err());
-        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Refuse);
-        transactions.begin(id(3), true);
-        assert_eq!(transactions.decide_commit(id(3)), CommitDecision::Forward);
-    }
-
-    #[test]
-    fn a_transaction_that_began_elsewhere_is_unseen() {
-        let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-        assert!(transactions.enter(id(1)).is_err());
-        transactions.begin(id(3), true);
-        assert!(transactions.enter(id(4)).is_err());
-        assert_eq!(transactions.decide_commit(id(4)), CommitDecision::Unseen);
-    }
-
-    #[test]
-    fn a_transaction_that_began_long_ago_is_forgotten() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
-        transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-        transactions.begin(id(2), true);
-        transactions.forget(Instant::now() + MEMORY);
-        assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Unseen);
-    }
-
-    #[test]
-    fn a_transaction_that_goes_on_is_remembered() {
-        let transactions = ClientTransactions::default();
-        transactions.begin(id(1), true);
-        let long_ago = Instant::now().checked_sub(MEMORY).unwrap();
-        let set_back = || transactions.by_session.get_mut(&id(1).session).unwrap().at = long_ago;
-        set_back();
-        assert!(transactions.go_on(id(1)).is_ok());
-        transactions.forget(Instant::now());
-        assert_eq!(transactions.by_session.len(), 1);
-        set_back();
-        assert!(transactions.go_on(id(2)).is_err());
-        transactions.forget(Instant::now());
-        assert_eq!(transactions.by_session.len(), 0);
-    }
-
-    #[test]
-    fn no_more_are_remembered_than_there_can_be() {
-        let transactions = ClientTransactions::default();
-        for session in 0..=SESSIONS_MAX as u128 {
-            let session = session.to_le_bytes();
-            transactions.begin(TransactionId { session, number: 1 }, false);
-        }
-        assert_eq!(transactions.by_session.len(), SESSIONS_MAX / 2);
-        for session in 0..=SESSIONS_MAX as u128 {
-            let session = session.to_be_bytes();
-            transactions.begin(TransactionId { session, number: 1 }, true);
-        }
-        assert_eq!(transactions.by_session.len(), SESSIONS_MAX);
-        // The sessions that are remembered may begin further transactions.
-        let first = TransactionId {
-            session: [0; 16],
-            number: 2,
-        };
-        transactions.begin(first, true);
-        assert_eq!(transactions.decide_commit(first), CommitDecision::Forward);
-        transactions.forget(Instant::now() + TRANSACTION_LIFE);
-        assert_eq!(transactions.by_session.len(), 0);
-    }
-}
+mod tests;

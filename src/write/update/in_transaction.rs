@@ -288,7 +288,7 @@ impl StatementRun<'_, '_> {
                 Ok(StatementResult::Refused(WriteRefusal::Conflict))
             }
             Evaluation::ReadRefused(refused) => {
-                transaction.abort(self.op.upstream).await?;
+                self.leave_or_abort(transaction, &refused).await?;
                 self.answer_to_refused_read(refused).await
             }
         }

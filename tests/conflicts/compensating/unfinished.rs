@@ -481,3 +481,64 @@ async fn that_one_was_not_committed_counts_only_if_a_majority_says_so() {
         "{reply}"
     );
 }
+
+/// Another Keyward was killed between a statement and its reservations, and left its transaction open. The server refuses a second start,
+/// and the transaction stays open. So the next Keyward hasn't seen it begin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_the_server_refuses_shows_no_beginning() {
+    let set = ReplicaSet::shared();
+    let primary = set.primary().unwrap().address();
+    let (mine, others) = ("unfinished_twice", "unfinished_twice_elsewhere");
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", mine));
+    let mut transaction = begin(&keyward.address, mine);
+    let starts = [
+        // Forwarded, and carried out by Keyward.
+        doc! { "find": "users", "startTransaction": true },
+        take("c@x", &doc! {}),
+        doc! { "insert": "users", "documents": [user(3, "c@x")], "startTransaction": true },
+        // Refused for its shape, so that its transaction doesn't even begin.
+        doc! { "find": "users", "startTransaction": true, "unheardOf": 1 },
+    ];
+    for (number, mut second) in (1_i64..).zip(starts) {
+        transaction.insert("txnNumber", number);
+        // The left transaction: what the killed Keyward wrote in it has no reservation.
+        let reply = send(&primary, mine, take("a@x", &transaction)).unwrap();
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+        second.extend(transaction.clone());
+        let reply = send(&keyward.address, mine, second.clone()).unwrap();
+        let code = reply.get_i32("code").ok();
+        assert!(matches!(code, Some(117 | 40415)), "{second}: {reply}");
+        let mut more = take("d@x", &transaction);
+        more.remove("startTransaction");
+        is_told_to_begin_anew(&send(&keyward.address, mine, more).unwrap());
+        is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+        let found = send(
+            &keyward.address,
+            mine,
+            doc! { "find": "users", "filter": { "email": "a@x" } },
+        )
+        .unwrap();
+        let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        assert_eq!(found.len(), 1, "{second}: {found:?}");
+    }
+    // One that Keyward has seen begin goes on, as without Keyward.
+    transaction.insert("txnNumber", 9_i64);
+    let native = begin(&primary, others);
+    let change = |address: &str, database: &str, transaction: &Document| {
+        let mut find = doc! { "find": "users", "startTransaction": true };
+        find.extend(transaction.clone());
+        let reply = send(address, database, take("e@x", transaction)).unwrap();
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+        for second in [take("f@x", transaction), find] {
+            let reply = send(address, database, second).unwrap();
+            assert_eq!(reply.get_i32("code").ok(), Some(117), "{reply}");
+        }
+        let reply = commit(address, transaction);
+        assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
+    };
+    change(&primary, others, &native);
+    change(&keyward.address, mine, &transaction);
+    let taken = insert(vec![user(7, "e@x"), user(8, "f@x"), user(9, "b@x")], false);
+    let reply = send(&keyward.address, mine, taken).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+}

@@ -104,6 +104,10 @@ impl<'a> BatchCommand<'a> {
 
     fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, WriteRefusal> {
         let field = |name| body.get(name).map_err(malformed);
+        // The server takes the field for missing, and would run each of Keyward's commands outside a transaction.
+        if field("autocommit")?.is_some_and(|autocommit| autocommit.is_nothing()) {
+            return Err(WriteRefusal::WrongType("autocommit"));
+        }
         Ok(BatchCommand {
             body,
             ordered: field("ordered")?.is_none_or(is_ordered),
@@ -148,6 +152,18 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal>
         let field = body.get(name).map_err(malformed)?;
         Ok::<_, WriteRefusal>(field.filter(|field| !field.is_nothing()))
     };
+    // The server refuses faults of the numbers in every command, also in one that no driver retries.
+    let all = field("stmtIds")?.map(|all| numbers(&all)).transpose()?;
+    if let Some(all) = all.as_ref().filter(|all| all.len() != documents) {
+        return Err(WriteRefusal::StatementNumbers {
+            numbers: all.len(),
+            statements: documents,
+        });
+    }
+    let first = field("stmtId")?;
+    if all.is_some() && first.is_some() {
+        return Err(WriteRefusal::NumberedTwice);
+    }
     let Some(txn_number) = field("txnNumber")? else {
         return Ok(None);
     };
@@ -156,23 +172,13 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal>
         // The server refuses both; without them Keyward couldn't recognise the retry.
         return Err(WriteRefusal::WrongType("txnNumber"));
     };
-    let statements = match field("stmtIds")? {
-        Some(statements) => Some(numbers(&statements)?),
-        None => None,
-    };
-    if let Some(statements) = statements.as_ref().filter(|statements| statements.len() != documents) {
-        return Err(WriteRefusal::StatementNumbers {
-            numbers: statements.len(),
-            statements: documents,
-        });
-    }
-    let statements = match (statements, field("stmtId")?) {
-        (None, Some(first)) => {
+    let statements = match first {
+        Some(first) => {
             let first = first.as_whole_number().and_then(|first| i32::try_from(first).ok());
             let first = first.ok_or(WriteRefusal::WrongType("stmtId"))?;
             Some(numbers_from(first, documents))
         }
-        (statements, _) => statements,
+        None => all,
     };
     Ok(Some(Retry {
         session,

@@ -6,7 +6,7 @@
 use bson::spec::ElementType;
 
 use super::statement::StatementKind;
-use crate::raw::{Element, Malformed};
+use crate::raw::{Doc, Element, Malformed};
 use crate::wire::OpMsg;
 
 /// The values that a field of a usual command may hold.
@@ -14,6 +14,8 @@ use crate::wire::OpMsg;
 enum Holds {
     Text,
     Boolean,
+    True,
+    False,
     /// A boolean, or a number that the server accepts as one: not NaN.
     Flag,
     Number,
@@ -31,12 +33,26 @@ enum Holds {
     /// A session's id in the drivers' form.
     Session,
     WriteConcern,
+    /// One of the modes, and nothing that may contradict it.
     ReadPreference,
+    /// A cluster time as servers state it, with its signature.
+    ClusterTime,
     Anything,
 }
 
 /// The most members of a replica set: the server refuses a larger `w`.
 const MEMBERS_MAX: i64 = 50;
+
+/// The modes of a read preference.
+const MODES: [&str; 5] = [
+    "primary",
+    "primaryPreferred",
+    "secondary",
+    "secondaryPreferred",
+    "nearest",
+];
+/// The bytes of a cluster time's signature (SHA-1).
+const HASH_BYTES: usize = 20;
 
 type Fields = &'static [(&'static str, Holds)];
 
@@ -45,12 +61,12 @@ const CIRCUMSTANCES: Fields = &[
     ("$db", Holds::Text),
     ("lsid", Holds::Session),
     ("txnNumber", Holds::Long),
-    ("autocommit", Holds::Boolean),
-    ("startTransaction", Holds::Boolean),
+    ("autocommit", Holds::False),
+    ("startTransaction", Holds::True),
     ("writeConcern", Holds::WriteConcern),
     ("readConcern", Holds::Document),
     ("$readPreference", Holds::ReadPreference),
-    ("$clusterTime", Holds::Document),
+    ("$clusterTime", Holds::ClusterTime),
     ("maxTimeMS", Holds::Number),
     ("apiVersion", Holds::ApiVersion),
     ("apiStrict", Holds::Boolean),
@@ -170,6 +186,8 @@ impl Form {
         }
         let has = |name| message.body.get(name).map(|field| field.is_some());
         let lacks_something = has("txnNumber")? && !has("lsid")?
+            || has("autocommit")? && !has("txnNumber")?
+            || has("startTransaction")? && !has("autocommit")?
             || has("readConcern")? && !has("startTransaction")?
             || self.lacks_its_batch(message)?;
         if lacks_something {
@@ -241,6 +259,8 @@ impl Holds {
         Ok(match self {
             Holds::Text => kind == ElementType::String,
             Holds::Boolean => kind == ElementType::Boolean,
+            Holds::True => kind == ElementType::Boolean && field.is_truthy(),
+            Holds::False => kind == ElementType::Boolean && !field.is_truthy(),
             Holds::Flag => kind == ElementType::Boolean || is_number(kind) && !is_nan(field),
             Holds::Number => is_number(kind),
             Holds::Int => kind == ElementType::Int32,
@@ -257,38 +277,65 @@ impl Holds {
             Holds::DocumentOrText => matches!(kind, ElementType::EmbeddedDocument | ElementType::String),
             Holds::Limit => is_number(kind) && matches!(field.as_whole_number(), Some(0 | 1)),
             Holds::ApiVersion => field.as_str() == Some("1"),
-            Holds::Session => match field.as_document()? {
-                Some(session) => {
-                    session.all(|part| Ok(matches!(part.name, b"id" | b"uid") && part.kind == ElementType::Binary))?
-                        && session
-                            .get("id")?
-                            .is_some_and(|id| id.value.len() == 21 && id.value[4] == 4)
-                }
-                None => false,
-            },
-            Holds::WriteConcern => match field.as_document()? {
-                Some(concern) => concern.all(|part| {
-                    Ok(match part.name {
-                        b"w" => {
-                            part.kind == ElementType::String
-                                || part.as_whole_number().is_some_and(|w| (0..=MEMBERS_MAX).contains(&w))
-                        }
-                        b"j" => part.kind == ElementType::Boolean,
-                        b"wtimeout" => is_number(part.kind),
-                        _ => false,
-                    })
-                })?,
-                None => false,
-            },
-            Holds::ReadPreference => match field.as_document()? {
-                Some(preference) => preference
-                    .get("mode")?
-                    .is_some_and(|mode| mode.kind == ElementType::String),
-                None => false,
-            },
+            Holds::Session => of_document(field, is_session)?,
+            Holds::WriteConcern => of_document(field, is_write_concern)?,
+            Holds::ReadPreference => of_document(field, is_read_preference)?,
+            Holds::ClusterTime => of_document(field, is_cluster_time)?,
             Holds::Anything => true,
         })
     }
+}
+
+/// Whether it holds a document that `fits`.
+fn of_document(field: &Element<'_>, fits: fn(Doc<'_>) -> Result<bool, Malformed>) -> Result<bool, Malformed> {
+    field.as_document()?.map_or(Ok(false), fits)
+}
+
+fn is_session(session: Doc<'_>) -> Result<bool, Malformed> {
+    let is_known = session.all(|part| Ok(matches!(part.name, b"id" | b"uid") && part.kind == ElementType::Binary))?;
+    let id = session.get("id")?;
+    Ok(is_known && id.is_some_and(|id| id.value.len() == 21 && id.value[4] == 4))
+}
+
+fn is_write_concern(concern: Doc<'_>) -> Result<bool, Malformed> {
+    concern.all(|part| {
+        let number = part.as_whole_number();
+        Ok(match part.name {
+            b"w" => part.kind == ElementType::String || number.is_some_and(|w| (0..=MEMBERS_MAX).contains(&w)),
+            b"j" => part.kind == ElementType::Boolean,
+            b"wtimeout" => number.is_some_and(|wait| i32::try_from(wait).is_ok()),
+            _ => false,
+        })
+    })
+}
+
+fn is_read_preference(preference: Doc<'_>) -> Result<bool, Malformed> {
+    let is_mode = |part: &Element<'_>| part.as_str().is_some_and(|mode| MODES.contains(&mode));
+    Ok(!preference.is_empty() && preference.all(|part| Ok(part.name == b"mode" && is_mode(part)))?)
+}
+
+fn is_cluster_time(time: Doc<'_>) -> Result<bool, Malformed> {
+    let is_known = time.all(|part| {
+        Ok(match part.name {
+            b"clusterTime" => part.kind == ElementType::Timestamp,
+            b"signature" => of_document(part, is_signature)?,
+            _ => false,
+        })
+    })?;
+    Ok(is_known && time.get("clusterTime")?.is_some() && time.get("signature")?.is_some())
+}
+
+/// Whether it is a signature of a cluster time, in the form that servers send. Only a server can check it.
+fn is_signature(signature: Doc<'_>) -> Result<bool, Malformed> {
+    let is_known = signature.all(|part| {
+        Ok(match part.name {
+            // int32 length, subtype, the bytes.
+            b"hash" => part.kind == ElementType::Binary && part.value.len() == 5 + HASH_BYTES && part.value[4] == 0,
+            b"keyId" => part.kind == ElementType::Int64,
+            _ => false,
+        })
+    })?;
+    Ok(is_known && signature.get("hash")?.is_some() && signature.get("keyId")?.is_some())
 }
 
 /// Whether it is an array of documents whose elements are numbered in order; the server accepts no other array as a batch.

@@ -42,6 +42,9 @@ pub enum WriteRefusal {
         /// How many statements there are.
         statements: usize,
     },
+    /// The client numbers its statements in two ways.
+    #[error("May not specify both stmtId and stmtIds in write command.")]
+    NumberedTwice,
     /// The fault of a `bulkWrite`.
     #[error("{0}")]
     Bulk(BulkFault),
@@ -161,7 +164,7 @@ impl WriteRefusal {
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
             WriteRefusal::NoSuchTransaction { .. } => code::NO_SUCH_TRANSACTION,
-            WriteRefusal::WriteConcernInTransaction => code::INVALID_OPTIONS,
+            WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice => code::INVALID_OPTIONS,
             WriteRefusal::Conflict => code::WRITE_CONFLICT,
             WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
         }

@@ -8,6 +8,7 @@ use bson::spec::ElementType;
 
 use super::forward_error::ForwardError;
 use crate::command::filter_rewriting::nothing;
+use crate::command::running::session_of;
 use crate::command::shape::{Form, is_of_documents, is_transaction_number};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
@@ -44,12 +45,25 @@ pub async fn probe_server(
     if !is_about_ours {
         return Ok(Some(reply));
     }
-    if message.body.get("autocommit")?.is_some() {
+    if is_in_transaction(message.body)? {
         return Ok(None);
     }
     let reply = upstream.run(&without_effect(form, message.body)?).await?;
     let is_ok = is_ok(Doc::new(&reply)?)?;
     Ok((!is_ok).then_some(reply))
+}
+
+/// Whether the command is in a transaction of the client's as far as its fields show. If they contradict each other, it is in none, and
+/// the server refuses it.
+fn is_in_transaction(body: Doc<'_>) -> Result<bool, Malformed> {
+    let (autocommit, start) = (body.get("autocommit")?, body.get("startTransaction")?);
+    let number = body.get("txnNumber")?;
+    Ok(
+        autocommit.is_some_and(|autocommit| autocommit.kind == ElementType::Boolean && !autocommit.is_truthy())
+            && start.is_none_or(|start| start.kind == ElementType::Boolean && start.is_truthy())
+            && number.is_some_and(|number| is_transaction_number(&number))
+            && session_of(body)?.is_some(),
+    )
 }
 
 /// The command's own fields, and one that no command has; the latter is omitted if the command has no batch. The documents of
@@ -89,14 +103,18 @@ fn never_accepted(form: Form, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed>
 /// A command of the same name in the same circumstances that changes nothing.
 fn without_effect(form: Form, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut command = Builder::new();
+    let numbers = body.elements().flatten().filter(|field| field.name == b"txnNumber");
+    let has_one_number = numbers.count() == 1;
     for (position, field) in body.elements().enumerate() {
         let field = field?;
         let is_own = form.has_field(field.name);
         let is_list = form.list().is_some_and(|list| field.name == list.as_bytes());
         // A usual `txnNumber` is omitted: the server would repeat the reply of an earlier command, or refuse the probe as a
         // different one.
-        let is_number_of_retry =
-            field.name == b"txnNumber" && is_transaction_number(&field) && body.get("lsid")?.is_some();
+        let is_number_of_retry = field.name == b"txnNumber"
+            && has_one_number
+            && is_transaction_number(&field)
+            && body.get("lsid")?.is_some();
         if position == 0 || !is_own && !is_list && !is_number_of_retry {
             command.element(&field);
         }

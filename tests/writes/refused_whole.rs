@@ -115,6 +115,128 @@ fn a_part_that_no_server_parses_refuses_the_batch_strictly() {
     a_part_that_no_server_parses_refuses_the_batch("strict");
 }
 
+/// Arguments that contradict each other or their types. The server checks some of them only in a command as a whole, and Keyward carries
+/// commands out in parts.
+fn odd_arguments() -> Vec<Document> {
+    let numbered = || doc! { "lsid": session(), "txnNumber": 1_i64 };
+    let with = |mut fields: Document, more: Document| {
+        fields.extend(more);
+        fields
+    };
+    let hash = |bytes: usize| Binary {
+        subtype: BinarySubtype::Generic,
+        bytes: vec![0; bytes],
+    };
+    let long_ago = Timestamp { time: 1, increment: 1 };
+    let signed = |hash: Binary| doc! { "clusterTime": long_ago, "signature": { "hash": hash, "keyId": 0_i64 } };
+    let mut odd = vec![
+        doc! { "stmtIds": [] },
+        doc! { "stmtIds": [1, 2, 3] },
+        doc! { "stmtIds": [3.0] },
+        doc! { "stmtId": 5, "stmtIds": [5] },
+        with(numbered(), doc! { "stmtId": 5, "stmtIds": [5] }),
+        with(numbered(), doc! { "stmtIds": [5] }),
+        doc! { "startTransaction": true },
+        doc! { "startTransaction": false },
+        doc! { "autocommit": false, "startTransaction": true },
+        doc! { "autocommit": false, "startTransaction": true, "lsid": session() },
+        with(numbered(), doc! { "startTransaction": true }),
+        with(numbered(), doc! { "autocommit": true }),
+        with(numbered(), doc! { "autocommit": false, "startTransaction": false }),
+        with(numbered(), doc! { "autocommit": Bson::Null, "startTransaction": true }),
+        doc! { "$clusterTime": {} },
+        doc! { "$clusterTime": { "clusterTime": 5 } },
+        doc! { "$clusterTime": { "clusterTime": long_ago } },
+        doc! { "$clusterTime": signed(hash(2)) },
+        doc! { "$clusterTime": signed(hash(20)) },
+    ];
+    for preference in [
+        doc! { "mode": "near" },
+        doc! { "mode": "nearest" },
+        doc! { "mode": "primary", "maxStalenessSeconds": 100 },
+        doc! { "mode": "primary", "tags": [{ "a": "b" }] },
+        doc! { "mode": "secondary", "tags": 5 },
+        doc! { "mode": "secondary", "hedge": 5 },
+    ] {
+        odd.push(doc! { "$readPreference": preference });
+    }
+    for wait in [
+        Bson::Int64(1 << 40),
+        Bson::Int64(1 << 31),
+        Bson::Int64(-1 << 40),
+        Bson::Double(8.6e9),
+        Bson::Double(5.5),
+        Bson::String("x".to_owned()),
+    ] {
+        odd.push(doc! { "writeConcern": { "w": 1, "wtimeout": wait } });
+    }
+    odd.push(doc! { "writeConcern": { "w": 0, "wtimeout": 1_i64 << 40 } });
+    odd
+}
+
+fn odd_arguments_take_effect_as_on_the_server(strategy: &str) {
+    let both = Both::start("odd_arguments", strategy);
+    for odd in odd_arguments() {
+        let email = ObjectId::new().to_hex();
+        let change = |email: &str| doc! { "$set": { "email": email } };
+        let computed = vec![doc! { "$set": { "email": { "$concat": [&email, "c"] } } }];
+        for command in [
+            doc! { "insert": "users", "documents": [user(3, &email)] },
+            doc! { "insert": "users", "documents": [user(4, &format!("{email}4")), user(5, &format!("{email}5"))] },
+            doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": change(&format!("{email}1")) }] },
+            doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": computed }] },
+            doc! { "delete": "users", "deletes": [{ "q": { "_id": 3 }, "limit": 1 }] },
+            doc! { "findAndModify": "users", "query": { "_id": 2 }, "update": change(&format!("{email}2")) },
+        ] {
+            let mut command = command;
+            for (name, value) in odd.clone() {
+                // Each command has a session of its own, so that it isn't taken for a retry.
+                command.insert(name.clone(), if name == "lsid" { session().into() } else { value });
+            }
+            let [native, reply] = both.run(&command);
+            // A command with several faults may get the error about another one of them.
+            let took = |reply: &Document| {
+                let mut effects = effects(reply);
+                effects.remove("code");
+                effects.remove("codeName");
+                effects
+            };
+            assert_eq!(took(&reply), took(&native), "{command}: {reply}: {native}");
+            let [native, documents] = both.documents();
+            assert_eq!(documents, native, "{command}");
+        }
+        let added = doc! { "delete": "users", "deletes": [{ "q": { "_id": { "$gt": 2 } }, "limit": 0 }] };
+        let [native, reply] = both.run(&added);
+        assert_eq!(effects(&reply), effects(&native), "{odd}");
+    }
+}
+
+#[test]
+fn odd_arguments_take_effect_as_on_the_server_compensating() {
+    odd_arguments_take_effect_as_on_the_server("compensating");
+}
+
+#[test]
+fn odd_arguments_take_effect_as_on_the_server_strictly() {
+    odd_arguments_take_effect_as_on_the_server("strict");
+}
+
+/// The server takes such a field for missing. Keyward refuses it: its commands would run outside a transaction.
+#[test]
+fn a_transaction_without_its_mark_is_refused() {
+    let both = Both::start("unmarked", "compensating");
+    for mut command in [
+        doc! { "insert": "users", "documents": [user(3, "three")] },
+        doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": [{ "$set": { "email": "changed" } }] }] },
+    ] {
+        command.insert("autocommit", Bson::Null);
+        let reply = both.through_keyward(&command);
+        assert_eq!(reply.get_i32("code").ok(), Some(14), "{reply}");
+    }
+    let documents = both.documents();
+    assert_eq!(documents[0], documents[1]);
+}
+
 /// The lease is longer than the other client waits.
 #[test]
 fn a_definite_refusal_gives_the_key_back() {

@@ -1,6 +1,6 @@
 //! Tests which commands are usual, and what Keyward asks about the others.
 
-use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
+use bson::{Binary, Bson, Document, Timestamp, doc, spec::BinarySubtype};
 
 use super::*;
 use crate::raw::Builder;
@@ -35,8 +35,17 @@ fn circumstances() -> Document {
     doc! {
         "$db": "db", "lsid": { "id": Binary { subtype, bytes: vec![7; 16] } }, "txnNumber": 1_i64, "maxTimeMS": 5_i64,
         "writeConcern": { "w": "majority", "j": true, "wtimeout": 5 }, "$readPreference": { "mode": "primary" },
-        "$clusterTime": { "clusterTime": Timestamp { time: 1, increment: 1 } }, "comment": [1], "apiVersion": "1",
+        "$clusterTime": cluster_time(), "comment": [1], "apiVersion": "1",
     }
+}
+
+fn cluster_time() -> Document {
+    let hash = Binary {
+        subtype: BinarySubtype::Generic,
+        bytes: vec![0; 20],
+    };
+    let signature = doc! { "hash": hash, "keyId": 7_i64 };
+    doc! { "clusterTime": Timestamp { time: 1, increment: 1 }, "signature": signature }
 }
 
 fn with_circumstances(mut command: Document) -> Document {
@@ -118,6 +127,36 @@ fn a_shape_that_no_driver_sends_is_recognised() {
     assert!(insert(doc! { "writeConcern": { "w": 50 } }));
     assert!(!insert(doc! { "writeConcern": { "w": 51 } }));
     assert!(!insert(doc! { "txnNumber": 1_i64 }));
+    assert!(insert(doc! { "writeConcern": { "wtimeout": i64::from(i32::MAX) } }));
+    assert!(!insert(doc! { "writeConcern": { "wtimeout": 1_i64 << 31 } }));
+    assert!(insert(doc! { "$readPreference": { "mode": "nearest" } }));
+    assert!(!insert(doc! { "$readPreference": { "mode": "near" } }));
+    assert!(!insert(
+        doc! { "$readPreference": { "mode": "primary", "maxStalenessSeconds": 100 } }
+    ));
+    assert!(!insert(doc! { "$readPreference": {} }));
+    let without = |name: &str| {
+        let mut time = cluster_time();
+        time.remove(name);
+        insert(doc! { "$clusterTime": time })
+    };
+    assert!(without("x") && !without("signature") && !without("clusterTime"));
+    let of_transaction = |changed: Document| {
+        let mut fields = doc! { "lsid": circumstances().get_document("lsid").unwrap(), "txnNumber": 1_i64 };
+        fields.extend(doc! { "autocommit": false, "startTransaction": true });
+        for (name, value) in changed {
+            match value {
+                Bson::Null => drop(fields.remove(name)),
+                value => drop(fields.insert(name, value)),
+            }
+        }
+        insert(fields)
+    };
+    assert!(of_transaction(doc! {}) && of_transaction(doc! { "startTransaction": Bson::Null }));
+    assert!(!of_transaction(doc! { "autocommit": Bson::Null }));
+    assert!(!of_transaction(doc! { "autocommit": true }));
+    assert!(!of_transaction(doc! { "startTransaction": false }));
+    assert!(!of_transaction(doc! { "txnNumber": Bson::Null }));
     assert!(!insert(doc! { "readConcern": {} }));
     assert!(!has_driver_shape(None, &doc! { "insert": "c", "documents": [1] }, None));
     assert!(!has_driver_shape(None, &doc! { "insert": "c" }, None));

@@ -93,6 +93,15 @@ impl Protected {
         }
     }
 
+    /// Whether one of its constraints has another definition than in `before`, which is the same collection.
+    pub fn redefines(&self, before: &Protected) -> bool {
+        let is_redefined = |one: &Constraint| {
+            let mut before = before.constraints.iter().map(|proxy| &proxy.constraint);
+            before.any(|before| before.has_name_of(one) && !before.is_defined_as(one))
+        };
+        self.constraints.iter().any(|proxy| is_redefined(&proxy.constraint))
+    }
+
     /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state. Counts it.
     pub fn unsure(&self, constraint: usize, retryable: bool) -> WriteRefusal {
         let proxy = &self.constraints[constraint];
@@ -156,6 +165,21 @@ impl Catalog {
             (!left.constraints.is_empty()).then(|| Arc::new(left))
         });
         Catalog::of(left)
+    }
+
+    /// Whether it has this constraint, with this definition.
+    pub fn has(&self, constraint: &Constraint) -> bool {
+        let protected = self.on(constraint.namespace()).into_iter();
+        let mut constraints = protected.flat_map(|protected| &protected.constraints);
+        constraints.any(|proxy| proxy.constraint.has_name_of(constraint) && proxy.constraint.is_defined_as(constraint))
+    }
+
+    /// Whether a constraint has another definition here than in the catalog `before`.
+    pub fn redefines(&self, before: &Catalog) -> bool {
+        self.all().any(|protected| {
+            let before = before.on(&protected.namespace);
+            before.is_some_and(|before| protected.redefines(before))
+        })
     }
 
     fn of(protected: impl Iterator<Item = Arc<Protected>>) -> Catalog {

@@ -8,6 +8,7 @@
 mod last;
 mod meanwhile;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,9 @@ pub use meanwhile::{ListFollower, replace_clients_constraints};
 
 /// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How often the log says that operations are waited for which former definitions of constraints decided.
+const LOGGED: Duration = Duration::from_secs(10);
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +205,9 @@ async fn apply_constraints(
     prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
     // Until the new constraints hold, the removed ones hold, too.
     let reserving = made(service, current, wanted, removed.clone()).await?;
-    let is_made = |one: &&Arc<Constraint>| !reserving.identities(|made| made.has_name_of(one)).is_empty();
+    let anew = made_anew((service, membership), &reserving, wanted).await;
+    added.extend(without(&anew, &added, Constraint::has_name_of));
+    let is_made = |one: &&Arc<Constraint>| reserving.has(one);
     let constraints = wanted.iter().chain(&removed).filter(is_made).cloned().collect();
     let before = service.writes.catalog().clone();
     let mut meanwhile = Meanwhile {
@@ -272,6 +278,34 @@ async fn made(
     }
 }
 
+/// The clients' constraints among `wanted` that were made anew in the cluster, with the same options and another definition. The default
+/// collation of a collection may have changed, for example. They count as new: writes that their former definitions decided may still be in
+/// progress.
+async fn made_anew(
+    (service, membership): (&Service, &Membership),
+    reserving: &ReservingConstraints,
+    wanted: &[Arc<Constraint>],
+) -> Constraints {
+    let writes = &service.writes;
+    if !writes.is_redefined() && !reserving.differs_from(&writes.catalog()) {
+        return Vec::new();
+    }
+    let listed = membership.listed().await;
+    let is_anew = |one: &&Arc<Constraint>| {
+        let identities = reserving.identities(|made| made.has_name_of(one));
+        one.client_entry().is_some() && !identities.iter().all(|identity| listed.contains(identity))
+    };
+    let anew: Constraints = wanted.iter().filter(is_anew).cloned().collect();
+    if !anew.is_empty() {
+        let names = constraint_labels(&anew).join(", ");
+        tracing::warn!(
+            names,
+            "constraints were made anew: this Keyward applies their present definitions"
+        );
+    }
+    anew
+}
+
 /// Makes all constraints reserve, and backfills the existing documents for those in `added`.
 ///
 /// It also backfills if another Keyward has done so already, because this Keyward's writes until now are not reserved.
@@ -287,13 +321,12 @@ async fn enforce(
     added
         .iter()
         .for_each(|constraint| service.note_enforced(constraint, false));
-    let past = service.writes.replace(Arc::new(reserving.catalog()));
+    drop(service.writes.replace(Arc::new(reserving.catalog())));
     // If this stops midway, the next start backfills all documents, including those that were written here.
     suspend(service, &written_without(membership, added)).await?;
     let mut waiting = Vec::new();
     if !added.is_empty() {
-        let ended = service.writes.await_past(past, PATIENCE).await;
-        ended.map_err(|_| ReloadError::Busy)?;
+        await_former(service).await?;
         let is_new = |constraint: &Constraint| added.iter().any(|one| one.has_name_of(constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         // If clients have made constraints meanwhile, the first write to each collection waits for them.
@@ -338,6 +371,23 @@ async fn enforce(
         }
     }
     Ok(waiting)
+}
+
+/// Waits until nothing takes effect any more that was decided before. If former definitions decided some of it, this Keyward may write nothing
+/// meanwhile, so the log says why.
+async fn await_former(service: &Service) -> Result<(), ReloadError> {
+    let mut ending = pin!(service.writes.await_former(PATIENCE));
+    let mut waited = Duration::ZERO;
+    loop {
+        tokio::select! {
+            ended = &mut ending => return ended.map_err(|_| ReloadError::Busy),
+            () = tokio::time::sleep(LOGGED) => waited += LOGGED,
+        }
+        if service.writes.is_redefined() {
+            let error = PrepareError::Redefined(waited);
+            tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+        }
+    }
 }
 
 /// Those of `constraints` without which this Keyward may have written documents. That can't be so for a client's constraint on a collection that

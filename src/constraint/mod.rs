@@ -286,10 +286,14 @@ impl Constraint {
 
     /// Whether both are the same constraint, including the order of their fields; the strategy doesn't matter.
     pub fn is_equivalent(&self, other: &Constraint) -> bool {
+        self.has_name_of(other) && self.states_collation() == other.states_collation() && self.is_defined_as(other)
+    }
+
+    /// Whether both definitions are the same byte for byte. Equality of documents ignores the order of fields, but reservations keep the
+    /// order of a key's fields.
+    pub fn is_defined_as(&self, other: &Constraint) -> bool {
         let definitions = (self.definition.to_vec(), other.definition.to_vec());
-        self.has_name_of(other)
-            && self.states_collation() == other.states_collation()
-            && matches!(definitions, (Ok(one), Ok(other)) if one == other)
+        matches!(definitions, (Ok(one), Ok(other)) if one == other)
     }
 
     /// The number of its entry in the list of clients' constraints, if a client made it.

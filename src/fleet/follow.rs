@@ -272,16 +272,16 @@ async fn reserve_as_defined(
     reserving: &ReservingConstraints,
 ) -> Result<(), PrepareError> {
     let writes = &service.writes;
-    // Another task may have applied a present definition already, together with a new list of clients' constraints.
     let listed = membership.listed().await;
     let is_any_unlisted = reserving.identities(|_| true).iter().any(|one| !listed.contains(one));
     let is_any_anew = membership.doubt().is_some() && is_any_unlisted && !writes.is_redefined();
     if is_any_anew || reserving.differs_from(&writes.catalog()) {
         tracing::warn!("constraints were made anew: this Keyward applies their present definitions");
-        writes.redefine(|catalog| reserving.in_place_of_changed(catalog));
+        writes.make_anew(|catalog| reserving.in_place_of_changed(catalog));
     }
+    // Another task may have applied a present definition already, together with a new list of clients' constraints.
     if writes.is_redefined() {
-        let ended = writes.await_former_definitions(PATIENCE).await;
+        let ended = writes.await_former(PATIENCE).await;
         ended.map_err(|_| PrepareError::Redefined(PATIENCE))?;
     }
     Ok(())

@@ -116,7 +116,7 @@ impl Membership {
     }
 
     /// The identities of the constraints that its entry lists.
-    pub(super) async fn listed(&self) -> BTreeSet<ObjectId> {
+    pub async fn listed(&self) -> BTreeSet<ObjectId> {
         self.entry.lock().await.constraints.clone()
     }
 

@@ -13,7 +13,7 @@ use super::definition::Definitions;
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
-use super::stored_definition::{ConstraintState, definition_id, is_same};
+use super::stored_definition::{ConstraintState, definition_id};
 use super::{Collection, PrepareError, standings, suspend};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
@@ -178,12 +178,12 @@ impl ReservingConstraints {
     /// The collection of a catalog as it is here, if one of its constraints is defined otherwise.
     fn defined_otherwise(&self, catalog: &Protected) -> Option<&Protected> {
         let mut here = self.collections.iter().map(|(here, _)| here);
-        let here = here.find(|here| here.namespace == catalog.namespace)?;
-        let is_otherwise = |one: &ProxyCollection| {
-            let other = find_same_name(catalog, &one.constraint);
-            other.is_some_and(|other| !is_same(&one.constraint.definition(), &other.constraint.definition()))
-        };
-        here.constraints.iter().any(is_otherwise).then_some(here)
+        here.find(|here| here.namespace == catalog.namespace && here.redefines(catalog))
+    }
+
+    /// Whether this constraint is one of them.
+    pub fn has(&self, constraint: &Constraint) -> bool {
+        self.identities.iter().any(|(one, _)| one.has_name_of(constraint))
     }
 
     /// The identities, in the register of Keywards, of those constraints that `are_meant`.

@@ -156,7 +156,6 @@ impl<L: ListFollower> Meanwhile<'_, L> {
         let is_changed = changed.is_some();
         current.constraints = changed.unwrap_or_else(|| current.constraints.clone());
         let constraints = &current.constraints;
-        // A constraint that `current` has under another definition continues to reserve under that one.
         let new = without(&self.reserving.constraints, constraints, Constraint::has_name_of);
         let is_new = |constraint: &Constraint| new.iter().any(|one| one.has_name_of(constraint));
         let taken_back = async {
@@ -167,7 +166,9 @@ impl<L: ListFollower> Meanwhile<'_, L> {
                     Arc::new(made.catalog())
                 }
             };
-            let given_up = membership.give_up(&reserving.identities(is_new)).await;
+            // Also one that the catalog has under another definition, by which it continues to reserve.
+            let is_given_up = |constraint: &Constraint| is_new(constraint) || !catalog.has(constraint);
+            let given_up = membership.give_up(&reserving.identities(is_given_up)).await;
             given_up.map_err(PrepareError::from)?;
             let suspended = [added, &without(&new, added, Constraint::has_name_of)].concat();
             suspend(service, &written_without(membership, &suspended)).await?;
@@ -219,8 +220,8 @@ pub async fn replace_clients_constraints(
     let mut left = config.constraints.clone();
     left.retain(|before| wanted.iter().any(|one| one.has_name_of(before)));
     let shared = (service, membership, readiness);
-    let (_, removed) = replace_constraints(shared, config, left).await?;
-    let (added, _) = replace_constraints(shared, config, wanted).await?;
+    let (mut added, removed) = replace_constraints(shared, config, left).await?;
+    added.extend(replace_constraints(shared, config, wanted).await?.0);
     if !(added.is_empty() && removed.is_empty()) {
         let (added, removed) = (added.join(", "), removed.join(", "));
         tracing::info!(added, removed, version, "clients' constraints applied");

@@ -155,14 +155,25 @@ impl Context {
 
     /// Decides commands by the changed catalog from now on.
     pub fn change(&self, change: impl Fn(&Catalog) -> Catalog) {
-        self.catalog.rcu(|catalog| change(catalog));
+        self.catalog.rcu(|catalog| {
+            let changed = change(catalog);
+            self.note_redefined(&changed, catalog);
+            changed
+        });
         drop(self.begin_epoch());
     }
 
-    /// Decides commands by the changed catalog from now on, in which constraints are defined otherwise.
-    pub fn redefine(&self, change: impl Fn(&Catalog) -> Catalog) {
+    /// The same, where constraints were made anew: perhaps with the same definitions, but without the reservations from before.
+    pub fn make_anew(&self, change: impl Fn(&Catalog) -> Catalog) {
         self.is_redefined.store(true, Ordering::Release);
         self.change(change);
+    }
+
+    /// Notes it if a constraint has another definition in `catalog` than `before`, ahead of the first command that `catalog` decides.
+    fn note_redefined(&self, catalog: &Catalog, before: &Catalog) {
+        if catalog.redefines(before) {
+            self.is_redefined.store(true, Ordering::Release);
+        }
     }
 
     /// Whether commands that former definitions decided may still be in progress.
@@ -170,11 +181,11 @@ impl Context {
         self.is_redefined.load(Ordering::Acquire)
     }
 
-    /// Waits until nothing takes effect any more that former definitions decided. Commands under way may each take `patience` to end.
+    /// Waits until nothing takes effect any more that former catalogs decided. Commands under way may each take `patience` to end.
     ///
     /// # Errors
     /// [`Elapsed`] if they take longer.
-    pub async fn await_former_definitions(&self, patience: Duration) -> Result<(), Elapsed> {
+    pub async fn await_former(&self, patience: Duration) -> Result<(), Elapsed> {
         self.await_past(self.begin_epoch(), patience).await?;
         self.is_redefined.store(false, Ordering::Release);
         Ok(())
@@ -182,6 +193,7 @@ impl Context {
 
     /// Decides commands by `catalog` from now on.
     pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpochs {
+        self.note_redefined(&catalog, &self.catalog());
         // The catalog comes first: a connection that holds the new epoch has decided no command by the old catalog.
         self.catalog.store(catalog);
         self.begin_epoch()

@@ -7,16 +7,6 @@ use testkit::relay::{Relay, insert_into};
 
 use super::*;
 
-/// Creates `users` with the default collation that ignores case, sharded over two shards.
-fn shard_collated_users(cluster: &Cluster, database: &str) {
-    let create = doc! { "create": "users", "collation": { "locale": "en", "strength": 2 } };
-    cluster.run(database, create).unwrap();
-    let namespace = format!("{database}.users");
-    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
-    cluster.run("admin", shard).unwrap();
-    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
-}
-
 fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": email }
 }
@@ -79,13 +69,6 @@ fn a_constraint_outlives_the_default_collation_of_its_collection() {
     }
 }
 
-/// Removes this Keyward from the register.
-fn forget(cluster: &Cluster, keyward: &Keyward) {
-    let of_keyward = doc! { "q": { "pid": i64::from(keyward.pid().as_raw()) }, "limit": 1 };
-    let delete = doc! { "delete": "keywards", "deletes": [of_keyward] };
-    must(&cluster.run("keyward", delete).unwrap());
-}
-
 /// It stood still until it was out of the register. Meanwhile a client made the constraint anew, and it has yet to read that.
 #[test]
 fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation() {
@@ -110,12 +93,9 @@ fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation()
     assert_eq!(builder.insert(DATABASE, user(10, "x")), Ok(()));
 
     late.wake();
-    late.until("its entry is gone", || {
-        late.log().contains("the entry in the register of Keywards is gone")
-    });
-    late.until("its next entry", || late.insert(DATABASE, user(12, "y")) == Ok(()));
+    until_back(&late, DATABASE);
     assert_eq!(late.insert(DATABASE, user(11, "X")), Err(11_000));
-    assert_eq!(builder.insert(DATABASE, user(13, "Y")), Err(11_000));
+    assert_eq!(builder.insert(DATABASE, user(13, "Back")), Err(11_000));
 }
 
 /// Writes from before may take effect after the constraint was made anew, so other Keywards don't count on this one before they end.
@@ -149,6 +129,67 @@ fn a_keyward_that_comes_back_to_the_register_waits_for_writes_by_the_former_coll
     });
     late.until("its next entry", || late.insert(DATABASE, user(3, "y")) == Ok(()));
     assert_eq!(builder.insert(DATABASE, user(4, "Y")), Err(11_000));
+}
+
+/// The definition was replaced right after the Keyward had come back to the register with the former one. The list shows it that first.
+#[test]
+fn a_list_with_a_constraint_made_anew_waits_for_writes_by_the_former_collation() {
+    const DATABASE: &str = "created_and_collated_late";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let of_builder = Relay::start(cluster.router_address());
+    let builder = Keyward::of(&format!(
+        "upstream: {}\nlease: 10s\nconstraints: []\n",
+        of_builder.uri()
+    ))
+    .leaving();
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    let identity = first_of(&cluster, DATABASE, doc! { "find": "keyward.constraints" });
+    let identity = identity.get_object_id("identity").unwrap();
+    let is_old = Arc::new(AtomicBool::new(false));
+    let shows_old = is_old.clone();
+    let of_list = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let relay = Relay::start(of_list.address.clone());
+    // The outcome of the write below becomes known within its lease.
+    let late = Keyward::of(&format!("upstream: {}\nlease: 2m\nconstraints: []\n", relay.uri())).leaving();
+    late.insert(DATABASE, user(1, "former")).unwrap();
+    late.freeze();
+    is_old.store(true, Ordering::SeqCst);
+    forget(&cluster, &late);
+    must(&reply(
+        &builder,
+        DATABASE,
+        &doc! { "dropIndexes": "users", "index": "email_1" },
+    ));
+    // Past Keyward.
+    cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    shard_collated_users(&cluster, DATABASE);
+    let mut command = create([unique_email()]);
+    command.insert("maxTimeMS", 20_000);
+    std::thread::scope(|scope| {
+        let replacing = of_builder.hold(&[&b"\x07identity\0"[..], &identity.bytes()].concat());
+        let made = scope.spawn(|| reply(&builder, DATABASE, &command));
+        replacing.wait();
+        late.wake();
+        until_back(&late, DATABASE);
+        // Otherwise it may see the new definition before it reads the list.
+        let polling = relay.hold(b"\x02find\0\x09\0\0\0keywards\0");
+        polling.wait();
+        let held = relay.hold(&insert_into("users"));
+        scope.spawn(|| late.insert(DATABASE, user(2, "held")));
+        held.wait();
+        drop(replacing);
+        late.until("the list has it again", || {
+            let list = first_of(&cluster, "keyward", doc! { "find": "clientConstraints" });
+            list.to_string().contains(DATABASE)
+        });
+        is_old.store(false, Ordering::SeqCst);
+        // Until the time limit it isn't enforced.
+        let made = made.join().unwrap();
+        drop((polling, held));
+        assert_eq!(made.get_i32("code").ok(), Some(50), "{made}");
+        assert!(late.log().contains("constraints were made anew"), "{}", late.log());
+    });
 }
 
 /// As after a Keyward that was killed amid a `drop`: the next insert creates the collection.

@@ -115,6 +115,32 @@ fn assert_first_is_held(keyward: &Keyward, database: &str) {
     assert_eq!(keyward.insert(database, second), Err(11_000));
 }
 
+/// Removes this Keyward from the register.
+fn forget(cluster: &Cluster, keyward: &Keyward) {
+    let of_keyward = doc! { "q": { "pid": i64::from(keyward.pid().as_raw()) }, "limit": 1 };
+    let delete = doc! { "delete": "keywards", "deletes": [of_keyward] };
+    must(&cluster.run("keyward", delete).unwrap());
+}
+
+/// Waits until `keyward` has noticed that it is out of the register, and writes again.
+fn until_back(keyward: &Keyward, database: &str) {
+    keyward.until("its entry is gone", || {
+        keyward.log().contains("the entry in the register of Keywards is gone")
+    });
+    let user = doc! { "_id": 999, "region": "z", "email": "back" };
+    keyward.until("its next entry", || keyward.insert(database, user.clone()) == Ok(()));
+}
+
+/// Creates `users` with the default collation that ignores case, sharded over two shards.
+fn shard_collated_users(cluster: &Cluster, database: &str) {
+    let create = doc! { "create": "users", "collation": { "locale": "en", "strength": 2 } };
+    cluster.run(database, create).unwrap();
+    let namespace = format!("{database}.users");
+    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
+    cluster.run("admin", shard).unwrap();
+    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
+}
+
 /// Waits until nothing refuses equal e-mails any more.
 fn until_no_constraint(keyward: &Keyward, database: &str) {
     let id = std::cell::Cell::new(1_000);

@@ -99,6 +99,49 @@ fn the_list_is_followed_while_a_reload_is_under_way() {
     assert_eq!(insert_pair(&keyward, DATABASE, 30, "z"), [Ok(()), Ok(())]);
 }
 
+/// Until then it writes nothing at all, and the reload may take hours.
+#[test]
+fn a_keyward_that_comes_back_to_the_register_amid_a_reload_applies_what_was_made_anew() {
+    const DATABASE: &str = "created_anew_amid_reload";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let orders = format!("{DATABASE}.orders");
+    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let more = settings(&cluster, &format!("{{ collection: {orders}, key: {{ n: 1 }} }}"));
+    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
+    // The definition stays when the constraint goes.
+    for constraints in [&more, &settings(&cluster, "")] {
+        assert_eq!(keyward.reload(constraints)["outcome"], "applied");
+    }
+    let builder = start_at(&cluster);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    write_first(&keyward, DATABASE);
+    let of_orders = doc! { "find": "keyward.constraints", "filter": { "_id.name": "n_1" } };
+    let identity = first_of(&cluster, DATABASE, of_orders)
+        .get_object_id("identity")
+        .unwrap();
+    let reloads = begin_reload(&keyward, &cluster, DATABASE, &more);
+    // After this it only waits to read the documents.
+    keyward.until("it reserves for the new constraint", || {
+        let found = cluster.run("keyward", doc! { "find": "keywards" }).unwrap();
+        found.to_string().contains(&identity.to_hex())
+    });
+    keyward.freeze();
+    forget(&cluster, &keyward);
+    // Past Keyward.
+    cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    shard_collated_users(&cluster, DATABASE);
+    must(&reply(&builder, DATABASE, &within_a_claim(create([unique_email()]))));
+    claim(&cluster, DATABASE, 55);
+    keyward.wake();
+    until_back(&keyward, DATABASE);
+    assert!(is_under_way(&keyward), "{}", keyward.get("/reload"));
+    let other_case = doc! { "_id": 10, "region": "a", "email": "BACK" };
+    assert_eq!(builder.insert(DATABASE, other_case), Err(11_000));
+    claim(&cluster, DATABASE, 0);
+    assert_eq!(keyward.reloaded_after(reloads)["outcome"], "applied");
+}
+
 /// The refused file states a client's constraint, too. It has its place meanwhile, and nothing of it stays.
 #[test]
 fn a_refused_reload_leaves_clients_constraints_to_their_list() {

@@ -364,7 +364,8 @@ async fn enforce(
     }
     // A list that is gone may be restored: until then its constraints are suspended.
     let is_lost = service.client_list.as_ref().is_some_and(|list| list.is_gone());
-    for constraint in removed {
+    // The cluster may have another definition under the name of one, with which a client has made it anew.
+    for constraint in removed.iter().filter(|one| reserving.has(one)) {
         match is_lost {
             true => prepare::suspend(client, constraint).await?,
             false => prepare::end(client, constraint).await?,

@@ -205,6 +205,7 @@ impl<L: ListFollower> Meanwhile<'_, L> {
 
 /// Makes `wanted` hold in place of the constraints of `config`, by the list of clients' constraints of this `version`. First it ends
 /// those that clients have dropped. New ones may have to wait for transactions, and a first write where one was dropped doesn't wait for long.
+/// One that was made again with other options was dropped before: the cluster has only the definition of the new one.
 ///
 /// - Cancel: as [`super::apply`].
 /// # Errors
@@ -218,7 +219,7 @@ pub async fn replace_clients_constraints(
     version: i64,
 ) -> Result<(), ReloadError> {
     let mut left = config.constraints.clone();
-    left.retain(|before| wanted.iter().any(|one| one.has_name_of(before)));
+    left.retain(|before| wanted.iter().any(|one| one.is_equivalent(before)));
     let shared = (service, membership, readiness);
     let (mut added, removed) = replace_constraints(shared, config, left).await?;
     added.extend(replace_constraints(shared, config, wanted).await?.0);

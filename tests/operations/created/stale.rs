@@ -380,6 +380,35 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
     });
 }
 
+/// It was out of the register meanwhile, so nothing waited for it.
+#[test]
+fn a_keyward_that_comes_back_applies_drops_and_other_options_at_once() {
+    const DATABASE: &str = "created_again_otherwise";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let builder = start_at(&cluster);
+    let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true, "sparse": true };
+    must(&reply(&builder, DATABASE, &create([unique_email(), number])));
+    let late = start_at(&cluster);
+    write_first(&late, DATABASE);
+    late.freeze();
+    forget(&cluster, &late);
+    let both = doc! { "dropIndexes": "users", "index": ["email_1", "number_1"] };
+    must(&reply(&builder, DATABASE, &both));
+    let sparse = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
+    must(&reply(&builder, DATABASE, &create([sparse])));
+    late.wake();
+    until_back(&late, DATABASE);
+    for keyward in [&builder, &late] {
+        assert_first_is_held(keyward, DATABASE);
+        assert_eq!(unique_indexes(keyward, DATABASE), ["email_1"]);
+    }
+    let equal = |id: i32| doc! { "_id": id, "region": "a", "number": 1 };
+    for (keyward, id) in [(&builder, 10), (&late, 11)] {
+        assert_eq!(keyward.insert(DATABASE, equal(id)), Ok(()));
+    }
+}
+
 /// It was dropped past Keyward, or Keyward was killed before it ended its constraints: they are in nobody's way.
 #[test]
 fn a_collection_created_anew_can_have_other_constraints() {

@@ -71,6 +71,13 @@ pub async fn build(
         match await_built(context, wanted, (&builds, &own), deadline).await {
             Ok(()) => return Ok(()),
             Err(Unbuilt::EndedByOther) => {}
+            Err(Unbuilt::ClientLeft) => {
+                return Err(FailedBuild {
+                    reply: IndexRefusal::ClientLeft.error().body(),
+                    is_withdrawn: false,
+                    ended: Vec::new(),
+                });
+            }
             Err(Unbuilt::Refused(reply)) => break reply,
         }
     };
@@ -339,6 +346,8 @@ enum Unbuilt {
     Refused(Vec<u8>),
     /// Another client's command failed, and ended a build that this one waited for. That says nothing about the constraint.
     EndedByOther,
+    /// The client is gone, and the command has made none of them. So it has nothing to take back if they can't hold.
+    ClientLeft,
 }
 
 /// Waits until the constraints hold. This command has made the entries `own`.
@@ -373,6 +382,9 @@ async fn await_built(
         let mut held = builds.iter().filter(|build| build.held_before);
         if let Some(violated) = held.find_map(|build| context.list.violated(build.id)) {
             return Err(Unbuilt::Refused(violated.to_vec().unwrap_or_default()));
+        }
+        if own.is_empty() && context.has_client_left() {
+            return Err(Unbuilt::ClientLeft);
         }
         let waited = wait.poll(&names, "/readyz names what they wait for").await;
         waited.map_err(reply)?;

@@ -20,6 +20,7 @@ use crate::namespace::Namespace;
 use crate::prepare::{self, Existing};
 use crate::proxy_collection::StoreError;
 use crate::session::Service;
+use crate::stream::Incoming;
 
 /// The constraints that are to be built on a collection.
 pub struct WantedConstraints {
@@ -183,6 +184,8 @@ pub struct BuildContext<'a> {
     pub list: &'a SharedList,
     /// The service of this process, if it serves clients.
     pub serving: Option<&'a Service>,
+    /// The connection of the client that waits, if one does.
+    pub waiting: Option<&'a Incoming>,
 }
 
 impl BuildContext<'_> {
@@ -237,6 +240,11 @@ impl BuildContext<'_> {
             "another Keyward still enforces constraints that were ended; it ends them once it reads the list"
         );
         Ok(())
+    }
+
+    /// Whether the client that waited has closed its connection.
+    pub(super) fn has_client_left(&self) -> bool {
+        self.waiting.is_some_and(Incoming::is_closed_by_peer)
     }
 
     async fn registered(&self) -> Result<Vec<RegisterEntry>, StoreError> {

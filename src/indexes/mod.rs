@@ -48,6 +48,7 @@ use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
 use crate::session::Service;
+use crate::stream::Incoming;
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 use crate::write::ForwardError;
@@ -59,8 +60,8 @@ struct IndexContext<'a> {
     catalog: &'a Catalog,
     membership: &'a Membership,
     list: &'a SharedList,
-    /// The client that sent the command.
-    client: ClientAddress,
+    /// The client that sent the command, and its connection.
+    client: (ClientAddress, &'a Incoming),
 }
 
 /// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
@@ -94,6 +95,7 @@ impl IndexContext<'_> {
             client: self.service.upstream.client(),
             list: self.list,
             serving: Some(self.service),
+            waiting: Some(self.client.1),
         }
     }
 }
@@ -102,7 +104,7 @@ impl IndexContext<'_> {
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,
-    (service, client): (&Service, ClientAddress),
+    (service, client): (&Service, (ClientAddress, &Incoming)),
     catalog: &Catalog,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {

@@ -72,6 +72,9 @@ pub enum IndexRefusal {
     /// The client's `maxTimeMS` passed.
     #[error("operation exceeded time limit")]
     TimeLimit,
+    /// The client has closed its connection.
+    #[error("operation was interrupted because a client disconnected")]
+    ClientLeft,
     /// The constraints or the collection can't be prepared.
     #[error("Keyward: the unique constraint can't be prepared: {0}")]
     Prepare(#[from] PrepareError),
@@ -106,6 +109,7 @@ impl IndexRefusal {
             IndexRefusal::Interrupted => code::INTERRUPTED,
             IndexRefusal::Unlisted(_) => code::UNAUTHORIZED,
             IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
+            IndexRefusal::ClientLeft => code::CLIENT_DISCONNECT,
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
             _ => code::CANNOT_CREATE_INDEX,
         };

@@ -82,6 +82,7 @@ codes! {
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263 "OperationNotSupportedInTransaction";
     PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
+    CLIENT_DISCONNECT = 279 "ClientDisconnect";
     API_VERSION_ERROR = 322 "APIVersionError";
     API_STRICT_ERROR = 323 "APIStrictError";
     API_DEPRECATION_ERROR = 324 "APIDeprecationError";

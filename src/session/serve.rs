@@ -98,7 +98,7 @@ impl Session {
                 epoch: &mut self.epoch,
                 has_unconfirmed_writes: &mut self.has_unconfirmed_writes,
             };
-            let serving = span.around(handler.serve(judged, self.last_reply_id));
+            let serving = span.around(handler.serve(judged, &self.client_in, self.last_reply_id));
             let mut action = self.client_span.around(serving).await?;
             if matches!(action, Action::Merge(..) | Action::Read(..)) {
                 let carrying_out = handler.carry_out(action, &mut self.client_in);
@@ -204,7 +204,7 @@ pub(super) struct MessageHandler<'s> {
 
 impl MessageHandler<'_> {
     /// Serves one message that isn't forwarded at once; `reply_id` is the reply's own number.
-    async fn serve(&mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
+    async fn serve(&mut self, mut judged: Judged<'_>, client: &Incoming, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
             reply_id,
@@ -254,7 +254,9 @@ impl MessageHandler<'_> {
                 }
             }
             Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
-            Verdict::Index(command) if self.may_act_for_client => self.index_command(*command, &judged, reply_to).await,
+            Verdict::Index(command) if self.may_act_for_client => {
+                self.index_command(*command, &judged, client, reply_to).await
+            }
             Verdict::Operation(command) if self.may_act_for_client => {
                 self.operation_command(*command, &judged, reply_to).await
             }
@@ -331,6 +333,7 @@ impl MessageHandler<'_> {
         &mut self,
         command: IndexCommand<'_>,
         judged: &Judged<'_>,
+        client: &Incoming,
         reply_to: ReplyTo,
     ) -> Result<Action, End> {
         let message = match OpMsg::parse_whole(judged.request.unpacked) {
@@ -341,7 +344,7 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
             command,
             &message,
-            (self.service, self.client),
+            (self.service, (self.client, client)),
             &self.catalog,
             self.upstream,
         ));

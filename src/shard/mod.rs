@@ -61,6 +61,7 @@ impl ShardTask<'_> {
             client: self.client,
             list,
             serving: None,
+            waiting: None,
         }
     }
 

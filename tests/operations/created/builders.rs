@@ -1,5 +1,7 @@
 //! Keywards that stand still or are killed while a client's constraint is built.
 
+use testkit::wire::Connection;
+
 use super::*;
 
 /// A Keyward that others take for gone after 12 s.
@@ -59,6 +61,51 @@ fn no_duplicate_passes_through_a_keyward_that_stood_still() {
     for keyward in &keywards {
         assert_first_is_held(keyward, DATABASE);
     }
+}
+
+/// Otherwise each client that gives up, and sends its command again, leaves one more that asks the cluster once a second.
+#[test]
+fn a_client_that_leaves_ends_its_wait_for_a_build_of_another_command() {
+    const DATABASE: &str = "created_without_waiting";
+    shard_users(DATABASE);
+    let keywards = [start(), start()];
+    // It may write to the collection, so the constraint waits for it.
+    write_first(&keywards[1], DATABASE);
+    keywards[1].freeze();
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([unique_email()])));
+        keywards[0].until("the wait", || waits(&keywards[0]));
+        let closed = || keywards[0].metric("keyward_client_connections_closed_total");
+        let before = closed();
+        let mut joined = Connection::greeted(&keywards[0].address);
+        joined.send(DATABASE, &create([unique_email()])).unwrap();
+        drop(joined);
+        keywards[0].until("the end of its wait", || closed() > before);
+        assert!(!made.is_finished());
+        keywards[1].wake();
+        must(&made.join().unwrap());
+    });
+    assert_first_is_held(&keywards[1], DATABASE);
+}
+
+/// The command that made the index drops it, if documents violate the constraint.
+#[test]
+fn the_index_of_a_client_that_leaves_does_not_outlast_its_build() {
+    const DATABASE: &str = "created_in_absence";
+    shard_users(DATABASE);
+    let keywards = [start(), start()];
+    for region in ["a", "z"] {
+        let user = doc! { "_id": region, "region": region, "email": "x" };
+        keywards[1].insert(DATABASE, user).unwrap();
+    }
+    keywards[1].freeze();
+    let mut connection = Connection::greeted(&keywards[0].address);
+    connection.send(DATABASE, &create([unique_email()])).unwrap();
+    keywards[0].until("the wait", || waits(&keywards[0]));
+    drop(connection);
+    keywards[1].wake();
+    keywards[0].until("the index is gone", || indexes(&keywards[0], DATABASE).len() == 2);
+    until_no_constraint(&keywards[0], DATABASE);
 }
 
 #[test]

@@ -237,7 +237,8 @@ async fn note_own(
     let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));
     // The cluster may have lost a definition since, with a dropped database for example.
     let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
-    if is_any_unlisted || membership.doubt().is_some() {
+    // Nothing else may wait for writes that former definitions decided, once a list or a reload was applied in part.
+    if is_any_unlisted || membership.doubt().is_some() || service.writes.is_redefined() {
         list_as_they_are(service, membership, kept).await?;
     }
     Ok(())

@@ -254,9 +254,7 @@ impl MessageHandler<'_> {
                 }
             }
             Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
-            Verdict::Index(command) if self.may_act_for_client => {
-                self.index_command(*command, &judged, client, reply_to).await
-            }
+            Verdict::Index(command) if self.may_act_for_client => self.index(*command, &judged, client, reply_to).await,
             Verdict::Operation(command) if self.may_act_for_client => {
                 self.operation_command(*command, &judged, reply_to).await
             }
@@ -329,7 +327,7 @@ impl MessageHandler<'_> {
 
     /// Serves a command about indexes. It may change the constraints, and then waits until nothing is under way that the constraints
     /// before decided. So this connection has nothing under way meanwhile.
-    async fn index_command(
+    async fn index(
         &mut self,
         command: IndexCommand<'_>,
         judged: &Judged<'_>,

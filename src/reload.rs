@@ -325,8 +325,10 @@ async fn enforce(
     // If this stops midway, the next start backfills all documents, including those that were written here.
     suspend(service, &written_without(membership, added)).await?;
     let mut waiting = Vec::new();
-    if !added.is_empty() {
+    if !added.is_empty() || service.writes.is_redefined() {
         await_former(service).await?;
+    }
+    if !added.is_empty() {
         let is_new = |constraint: &Constraint| added.iter().any(|one| one.has_name_of(constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         // If clients have made constraints meanwhile, the first write to each collection waits for them.

@@ -76,6 +76,9 @@ impl<'a> BulkWrite<'a> {
         if field("$db")?.and_then(|db| db.as_string_bytes()) != Some(b"admin") {
             return Err(WriteRefusal::Bulk(BulkFault::NotAdmin));
         }
+        if field("autocommit")?.is_some_and(|autocommit| autocommit.is_nothing()) {
+            return Err(WriteRefusal::WrongType("autocommit"));
+        }
         let namespaces = documents(message, "nsInfo", "bulkWrite.nsInfo")?;
         let namespaces: Vec<Named<'a>> = namespaces.into_iter().map(named).collect::<Result<_, _>>()?;
         let ops = documents(message, "ops", "bulkWrite.ops")?;

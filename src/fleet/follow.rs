@@ -237,11 +237,16 @@ async fn note_own(
     let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));
     // The cluster may have lost a definition since, with a dropped database for example.
     let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
+    let must_list = is_any_unlisted || membership.doubt().is_some();
     // Nothing else may wait for writes that former definitions decided, once a list or a reload was applied in part.
-    if is_any_unlisted || membership.doubt().is_some() || service.writes.is_redefined() {
-        list_as_they_are(service, membership, kept).await?;
+    if !must_list && !service.writes.is_redefined() {
+        return Ok(());
     }
-    Ok(())
+    match list_as_they_are(service, membership, kept).await {
+        // All are listed: what is left to wait for mustn't keep other constraints from going on.
+        Err(PrepareError::Redefined(_)) if !must_list => Ok(()),
+        listed => listed,
+    }
 }
 
 /// Makes the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have

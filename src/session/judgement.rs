@@ -123,7 +123,7 @@ impl<'m> Judged<'m> {
             may_leave_cursor: self.context.may_leave_cursor,
             may_write: self.context.may_write,
             authenticates: self.context.authenticates,
-            begins: self.context.begins(),
+            begins: self.context.begins().map(Box::new),
             span: CommandSpan::default(),
         })
     }

@@ -18,8 +18,13 @@ use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::upstream::Unanswered;
-use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, decompress, more_to_come};
+use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, decompress, more_to_come, stated_bytes};
 use crate::write::TransactionId;
+
+/// The first element of an error's reply: the double `ok`, 0.
+const ERROR: &[u8] = b"\x01ok\0\0\0\0\0\0\0\0\0";
+/// Where it ends in an OP_MSG: behind header, flags, the section's kind and the document's length.
+const ERROR_END: usize = Header::SIZE + 4 + 1 + 4 + ERROR.len();
 
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
@@ -56,7 +61,7 @@ pub struct PendingReply {
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
     /// The client's transaction that the request begins, unless the server refuses it.
-    pub begins: Option<TransactionId>,
+    pub begins: Option<Box<TransactionId>>,
     /// The span of the request.
     pub span: CommandSpan,
 }
@@ -261,18 +266,13 @@ impl Replies {
             .filter(|pending| pending.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
         if pending.span.is_on() || pending.begins.is_some() {
-            let message = match header.length <= REPLY_BYTES_MAX {
-                true => match upstream.inbox.message()? {
-                    None => return Ok(false),
-                    message => message,
-                },
-                false => None,
+            let Some(arrived) = ArrivedReply::read(upstream, header)? else {
+                return Ok(false);
             };
-            if let Some(message) = message {
+            if let ArrivedReply::Short(message) = arrived {
                 pending.span.note_reply(message);
             }
-            let begun = pending.begins.filter(|_| message.is_none_or(is_without_error));
-            self.begun = begun.map(Box::new);
+            self.begun = pending.begins.take().filter(|_| arrived.is_without_error());
             pending.span = CommandSpan::default();
         }
         let &mut PendingReply {
@@ -337,17 +337,48 @@ impl Replies {
     }
 }
 
-/// Whether a reply says that its command was carried out. One that Keyward can't read proves nothing.
-fn is_without_error(message: &[u8]) -> bool {
-    let mut unpacked = Vec::new();
-    let message = match Header::read(message) {
-        Ok(Some(header)) if header.op_code == OpCode::COMPRESSED => match decompress(message, &mut unpacked) {
-            Ok(_) => &unpacked[..],
-            Err(_) => return false,
-        },
-        _ => message,
-    };
-    OpMsg::parse(message).is_ok_and(|reply| is_ok(reply.body).unwrap_or(false))
+/// A reply whose outcome is to be seen.
+#[derive(Clone, Copy)]
+enum ArrivedReply<'m> {
+    /// The whole message.
+    Short(&'m [u8]),
+    /// The beginning of a long one, or a short one that unpacks to a long one: those aren't read.
+    Long(&'m [u8]),
+}
+
+impl<'m> ArrivedReply<'m> {
+    /// The next reply, whose header is there; `None` if more of it has to arrive.
+    fn read(upstream: &'m mut Incoming, header: Header) -> Result<Option<ArrivedReply<'m>>, End> {
+        if header.length > REPLY_BYTES_MAX {
+            let bytes = upstream.inbox.bytes();
+            return Ok((bytes.len() >= ERROR_END).then_some(ArrivedReply::Long(bytes)));
+        }
+        let Some(message) = upstream.inbox.message()? else {
+            return Ok(None);
+        };
+        let is_packed = header.op_code == OpCode::COMPRESSED;
+        Ok(Some(match stated_bytes(message).filter(|_| is_packed) {
+            Some(bytes) if bytes > REPLY_BYTES_MAX => ArrivedReply::Long(message),
+            _ => ArrivedReply::Short(message),
+        }))
+    }
+
+    /// Whether it says that its command was carried out. A short one that Keyward can't read proves nothing. An error begins with `ok: 0`.
+    fn is_without_error(self) -> bool {
+        let message = match self {
+            ArrivedReply::Short(message) => message,
+            ArrivedReply::Long(bytes) => return !bytes.get(..ERROR_END).is_some_and(|head| head.ends_with(ERROR)),
+        };
+        let mut unpacked = Vec::new();
+        let message = match Header::read(message) {
+            Ok(Some(header)) if header.op_code == OpCode::COMPRESSED => match decompress(message, &mut unpacked) {
+                Ok(_) => &unpacked[..],
+                Err(_) => return false,
+            },
+            _ => message,
+        };
+        OpMsg::parse(message).is_ok_and(|reply| is_ok(reply.body).unwrap_or(false))
+    }
 }
 
 /// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded.
@@ -409,5 +440,18 @@ mod tests {
         tokio::join!(reading, writing);
         assert!(!replies.holds_memory());
         assert_eq!(used.get(), 0);
+    }
+
+    /// A server quotes the name of an unknown field, however long it is.
+    #[test]
+    fn a_long_error_differs_from_a_long_result_in_its_first_element() {
+        let long = "x".repeat(REPLY_BYTES_MAX);
+        let error = bson::doc! { "ok": 0.0, "errmsg": &long, "code": 40415 };
+        let result = bson::doc! { "cursor": { "firstBatch": [{ "text": &long }] }, "ok": 1.0 };
+        for (body, is_without_error) in [(error, false), (result, true)] {
+            // An OP_MSG: header, flags, and the section's kind.
+            let message = [&[0; Header::SIZE + 5][..], &body.to_vec().unwrap()].concat();
+            assert_eq!(ArrivedReply::Long(&message).is_without_error(), is_without_error);
+        }
     }
 }

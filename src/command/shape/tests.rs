@@ -141,6 +141,9 @@ fn a_shape_that_no_driver_sends_is_recognised() {
         insert(doc! { "$clusterTime": time })
     };
     assert!(without("x") && !without("signature") && !without("clusterTime"));
+    let mut of_node = cluster_time();
+    of_node.get_document_mut("signature").unwrap().insert("keyId", 0_i32);
+    assert!(insert(doc! { "$clusterTime": of_node }));
     let of_transaction = |changed: Document| {
         let mut fields = doc! { "lsid": circumstances().get_document("lsid").unwrap(), "txnNumber": 1_i64 };
         fields.extend(doc! { "autocommit": false, "startTransaction": true });

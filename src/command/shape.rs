@@ -3,6 +3,8 @@
 //! A command of another shape has unknown fields, fields given twice, or values of
 //! an unexpected type. Keyward first probes whether the server refuses such a command.
 
+use std::mem::replace;
+
 use bson::spec::ElementType;
 
 use super::statement::StatementKind;
@@ -184,13 +186,7 @@ impl Form {
         if sequences.any(|sequence| list.is_none_or(|list| sequence.name != list.as_bytes())) {
             return Ok(false);
         }
-        let has = |name| message.body.get(name).map(|field| field.is_some());
-        let lacks_something = has("txnNumber")? && !has("lsid")?
-            || has("autocommit")? && !has("txnNumber")?
-            || has("startTransaction")? && !has("autocommit")?
-            || has("readConcern")? && !has("startTransaction")?
-            || self.lacks_its_batch(message)?;
-        if lacks_something {
+        if self.lacks_its_batch(message)? {
             return Ok(false);
         }
         let is_list = |field: &Element<'_>| list.is_some_and(|list| field.name == list.as_bytes());
@@ -199,12 +195,20 @@ impl Form {
             let field = field?;
             let has_driver_shape = match position {
                 0 => field.kind == ElementType::String,
-                _ if is_list(&field) => !std::mem::replace(&mut has_list, true) && is_of_documents(&field)?,
+                _ if is_list(&field) => !replace(&mut has_list, true) && is_of_documents(&field)?,
                 _ => known.holds(&field, self.of_command(), 0)? || known.holds(&field, CIRCUMSTANCES, 16)?,
             };
             if !has_driver_shape {
                 return Ok(false);
             }
+        }
+        let has = |name| known.has(name, CIRCUMSTANCES, 16);
+        let lacks_something = has("txnNumber") && !has("lsid")
+            || has("autocommit") && !has("txnNumber")
+            || has("startTransaction") && !has("autocommit")
+            || has("readConcern") && !has("startTransaction");
+        if lacks_something {
+            return Ok(false);
         }
         let Some((fields, required)) = self.of_statement() else {
             return Ok(true);
@@ -245,6 +249,12 @@ impl FoundFields {
         let is_first = self.0 & 1 << bit == 0;
         self.0 |= 1 << bit;
         Ok(is_first && holds.fits(field)?)
+    }
+
+    /// Whether the one of `fields` with this name was found.
+    fn has(&self, name: &str, fields: Fields, first_bit: u32) -> bool {
+        let mut bits = (first_bit..).zip(fields);
+        bits.any(|(bit, (field, _))| *field == name && self.0 & 1 << bit != 0)
     }
 }
 
@@ -315,28 +325,35 @@ fn is_read_preference(preference: Doc<'_>) -> Result<bool, Malformed> {
 }
 
 fn is_cluster_time(time: Doc<'_>) -> Result<bool, Malformed> {
+    let (mut has_time, mut has_signature) = (false, false);
     let is_known = time.all(|part| {
         Ok(match part.name {
-            b"clusterTime" => part.kind == ElementType::Timestamp,
-            b"signature" => of_document(part, is_signature)?,
+            b"clusterTime" => !replace(&mut has_time, true) && part.kind == ElementType::Timestamp,
+            b"signature" => !replace(&mut has_signature, true) && of_document(part, is_signature)?,
             _ => false,
         })
     })?;
-    Ok(is_known && time.get("clusterTime")?.is_some() && time.get("signature")?.is_some())
+    Ok(is_known && has_time && has_signature)
 }
 
 /// Whether it is a signature of a cluster time, in the form that servers send. Only a server can check it.
 fn is_signature(signature: Doc<'_>) -> Result<bool, Malformed> {
+    let (mut has_hash, mut has_key) = (false, false);
     let is_known = signature.all(|part| {
         Ok(match part.name {
             // int32 length, subtype, the bytes.
-            b"hash" => part.kind == ElementType::Binary && part.value.len() == 5 + HASH_BYTES && part.value[4] == 0,
+            b"hash" => {
+                !replace(&mut has_hash, true)
+                    && part.kind == ElementType::Binary
+                    && part.value.len() == 5 + HASH_BYTES
+                    && part.value[4] == 0
+            }
             // Without access control it is 0. Drivers whose language has one type of number send that as an int32.
-            b"keyId" => matches!(part.kind, ElementType::Int32 | ElementType::Int64),
+            b"keyId" => !replace(&mut has_key, true) && matches!(part.kind, ElementType::Int32 | ElementType::Int64),
             _ => false,
         })
     })?;
-    Ok(is_known && signature.get("hash")?.is_some() && signature.get("keyId")?.is_some())
+    Ok(is_known && has_hash && has_key)
 }
 
 /// Whether it is an array of documents whose elements are numbered in order; the server accepts no other array as a batch.

@@ -243,7 +243,7 @@ async fn note_own(
         return Ok(());
     }
     match list_as_they_are(service, membership, kept).await {
-        // All are listed: what is left to wait for mustn't keep other constraints from going on.
+        // All are listed: writes that are still waited for mustn't keep other constraints from going on.
         Err(PrepareError::Redefined(_)) if !must_list => Ok(()),
         listed => listed,
     }

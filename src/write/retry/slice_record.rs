@@ -1,4 +1,4 @@
-//! Keeps the record of a slice: which of its documents strict inserts have inserted.
+//! Keeps the record of a slice: those of its documents that strict inserts have inserted.
 //!
 //! There is one record for each slice of the command, in `keyward.results` beside those of other statements. The inserting
 //! transactions write it themselves. The server remembers the retryable writes that it ran itself, but doesn't recognise one

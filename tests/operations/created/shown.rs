@@ -151,7 +151,7 @@ fn the_progress_of_a_build_is_shown() {
         reserving.wait();
         assert_progress(&other, DATABASE, 0);
         // The end of the backfill.
-        let completing = relay.hold(b"$unset\0");
+        let completing = relay.hold(&[b"$unset\0", &*doc! { "backfill": 1 }.to_vec().unwrap()].concat());
         drop(reserving);
         completing.wait();
         assert_progress(&other, DATABASE, 5);

@@ -14,7 +14,7 @@ mod pair;
 use std::fmt::Write;
 
 use bson::{Document, doc};
-use generate::{Layout, Regions, SEQUENCES_A_SCHEMA, Step};
+use generate::{Regions, SEQUENCES_A_SCHEMA, Step};
 use pair::{Pair, Seen};
 use testbed::{Cluster, ReplicaSet};
 use testkit::{Keyward, given, shard_on_two};
@@ -38,8 +38,8 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         .iter()
         .map(|seeds| {
             let schema = seeds[0] / SEQUENCES_A_SCHEMA;
-            let (name, regions, layout) = (format!("c{schema}"), Regions::of(schema), generate::layout(schema));
-            let mut of_number = Schema::of("every_write", &name, generate::indexes(schema), regions, layout);
+            let (name, regions) = (format!("c{schema}"), Regions::of(schema));
+            let mut of_number = Schema::of("every_write", &name, generate::indexes(schema), regions);
             of_number.strategy = generate::strategy(schema);
             of_number
         })
@@ -95,28 +95,23 @@ struct Schema {
     collection: String,
     indexes: Vec<Document>,
     strategy: &'static str,
-    layout: Layout,
 }
 
 impl Schema {
     /// Shards the collection over two shards.
     fn new(database: &str, collection: &str, indexes: Vec<Document>) -> Self {
-        Schema::of(database, collection, indexes, Regions::Words, Layout::Plain)
+        Schema::of(database, collection, indexes, Regions::Words)
     }
 
-    /// The same by these values of the shard key, and stored so.
-    fn of(database: &str, collection: &str, indexes: Vec<Document>, regions: Regions, layout: Layout) -> Self {
+    /// The same by these values of the shard key.
+    fn of(database: &str, collection: &str, indexes: Vec<Document>, regions: Regions) -> Self {
         let namespace = format!("{database}.{collection}");
-        if layout == Layout::Clustered {
-            Cluster::shared().run(database, layout.create(collection)).unwrap();
-        }
         shard_on_two(Cluster::shared(), &namespace, doc! { "region": 1 }, regions.split());
         Schema {
             database: database.to_owned(),
             collection: collection.to_owned(),
             indexes,
             strategy: "compensating",
-            layout,
         }
     }
 
@@ -128,7 +123,6 @@ impl Schema {
             &Cluster::shared().router_address(),
             &ReplicaSet::shared().addresses()[0],
             &self.indexes,
-            self.layout,
         )
     }
 }

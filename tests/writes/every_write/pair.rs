@@ -9,7 +9,7 @@ use keyward::namespace::Namespace;
 use keyward::raw::Doc;
 
 use crate::every_write::differences::{Verdict, is_duplicate, is_failure, is_of_many, judge};
-use crate::every_write::generate::{Layout, Step, session};
+use crate::every_write::generate::{Step, session};
 use testkit::wire::{Connection, is_ok};
 
 /// How often a transaction is tried again that a server calls transient, as `withTransaction` does.
@@ -98,11 +98,10 @@ impl Pair {
         router: &str,
         native: &str,
         indexes: &[Document],
-        layout: Layout,
     ) -> Self {
         let mut native = Connection::open(native);
         native.run(database, &doc! { "drop": collection });
-        native.must(database, &layout.create(collection));
+        native.must(database, &doc! { "create": collection });
         for index in indexes {
             let mut index = index.clone();
             index.insert("unique", true);

@@ -63,39 +63,11 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// How a collection stores its documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    /// Beside an index on `_id`.
-    Plain,
-    /// In the order of their `_id`s, without such an index.
-    Clustered,
-}
-
-impl Layout {
-    /// The command that creates the collection so.
-    pub fn create(self, collection: &str) -> Document {
-        let mut command = doc! { "create": collection };
-        if self == Layout::Clustered {
-            command.insert("clusteredIndex", doc! { "key": { "_id": 1 }, "unique": true });
-        }
-        command
-    }
-}
-
 /// How the collection's constraints are kept: every third one in strict mode.
 pub fn strategy(schema: u64) -> &'static str {
     match schema % 3 {
         0 => "transaction",
         _ => "compensating",
-    }
-}
-
-/// How the collection is stored: every fourth one by `_id`.
-pub fn layout(schema: u64) -> Layout {
-    match schema % 4 {
-        1 => Layout::Clustered,
-        _ => Layout::Plain,
     }
 }
 

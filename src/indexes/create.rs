@@ -265,7 +265,7 @@ pub(super) async fn waiting_client(
     upstream: &mut Connection,
 ) -> Result<WaitingClient, ForwardError> {
     Ok(WaitingClient {
-        address: context.client.0,
+        address: context.address,
         users: logged_in_users(context.service.upstream.has_credential(), body, upstream).await?,
         body: Document::from_reader(body.bytes()).unwrap_or_default(),
     })

@@ -60,8 +60,10 @@ struct IndexContext<'a> {
     catalog: &'a Catalog,
     membership: &'a Membership,
     list: &'a SharedList,
-    /// The client that sent the command, and its connection.
-    client: (ClientAddress, &'a Incoming),
+    /// The client that sent the command.
+    address: ClientAddress,
+    /// Its connection.
+    connection: &'a Incoming,
 }
 
 /// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
@@ -95,7 +97,7 @@ impl IndexContext<'_> {
             client: self.service.upstream.client(),
             list: self.list,
             serving: Some(self.service),
-            waiting: Some(self.client.1),
+            waiting: Some(self.connection),
         }
     }
 }
@@ -104,7 +106,7 @@ impl IndexContext<'_> {
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,
-    (service, client): (&Service, (ClientAddress, &Incoming)),
+    (service, address, connection): (&Service, ClientAddress, &Incoming),
     catalog: &Catalog,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
@@ -125,7 +127,8 @@ pub async fn serve(
         catalog,
         membership,
         list,
-        client,
+        address,
+        connection,
     };
     match command {
         IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,

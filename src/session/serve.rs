@@ -255,9 +255,7 @@ impl MessageHandler<'_> {
             }
             Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
             Verdict::Index(command) if self.may_act_for_client => self.index(*command, &judged, client, reply_to).await,
-            Verdict::Operation(command) if self.may_act_for_client => {
-                self.operation_command(*command, &judged, reply_to).await
-            }
+            Verdict::Operation(command) if self.may_act_for_client => self.operation(*command, &judged, reply_to).await,
             Verdict::Merge(_) => match OpMsg::parse_whole(judged.request.unpacked) {
                 Ok(_) => Ok(Action::Merge(judged.request.unpacked.to_vec(), reply_to)),
                 Err(rejection) => reply_to.turn_down(&rejection),
@@ -342,7 +340,7 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
             command,
             &message,
-            (self.service, (self.client, client)),
+            (self.service, self.client, client),
             &self.catalog,
             self.upstream,
         ));
@@ -355,7 +353,7 @@ impl MessageHandler<'_> {
     }
 
     /// Serves a command that lists or ends operations.
-    async fn operation_command(
+    async fn operation(
         &mut self,
         command: OperationCommand,
         judged: &Judged<'_>,

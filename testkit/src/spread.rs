@@ -12,6 +12,16 @@ pub fn shard_on_two(cluster: &testbed::Cluster, namespace: &str, key: Document, 
     spread_on_two(cluster, namespace, at);
 }
 
+/// Creates a collection with a default collation that ignores case, and shards it by `region` over two shards.
+pub fn shard_collated_on_two(cluster: &testbed::Cluster, namespace: &str) {
+    let (database, collection) = namespace.split_once('.').unwrap();
+    let create = doc! { "create": collection, "collation": { "locale": "en", "strength": 2 } };
+    cluster.run(database, create).unwrap();
+    let shard = doc! { "shardCollection": namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
+    cluster.run("admin", shard).unwrap();
+    spread_on_two(cluster, namespace, doc! { "region": "m" });
+}
+
 /// Splits a sharded collection at `at` and moves the upper half to another shard.
 pub fn spread_on_two(cluster: &testbed::Cluster, namespace: &str, at: Document) {
     let database = namespace.split('.').next().unwrap();

@@ -19,6 +19,15 @@ pub fn start_hastened_at(cluster: &Cluster) -> Keyward {
     .leaving()
 }
 
+/// Two Keywards. The second one may write to `users` and stands still, so constraints wait for it.
+fn beside_frozen(database: &str) -> [Keyward; 2] {
+    shard_users(database);
+    let keywards = [start(), start()];
+    write_first(&keywards[1], database);
+    keywards[1].freeze();
+    keywards
+}
+
 /// Whether a constraint waits for another Keyward.
 fn waits(keyward: &Keyward) -> bool {
     keyward.get("/readyz").contains("reserving: waits for Keyward ")
@@ -27,11 +36,7 @@ fn waits(keyward: &Keyward) -> bool {
 #[test]
 fn the_time_limit_ends_the_build() {
     const DATABASE: &str = "created_in_vain";
-    shard_users(DATABASE);
-    let keywards = [start(), start()];
-    // It may write to the collection, so the constraint waits for it.
-    write_first(&keywards[1], DATABASE);
-    keywards[1].freeze();
+    let keywards = beside_frozen(DATABASE);
     let mut command = create([unique_email()]);
     // The shards' own index builds take a part of it. The frozen Keyward holds the constraint up for minutes.
     command.insert("maxTimeMS", 10_000);
@@ -45,10 +50,7 @@ fn the_time_limit_ends_the_build() {
 #[test]
 fn no_duplicate_passes_through_a_keyward_that_stood_still() {
     const DATABASE: &str = "created_beside_frozen";
-    shard_users(DATABASE);
-    let keywards = [start(), start()];
-    write_first(&keywards[1], DATABASE);
-    keywards[1].freeze();
+    let keywards = beside_frozen(DATABASE);
     std::thread::scope(|scope| {
         let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([unique_email()])));
         // The builder has reserved for its own writes and waits for the other one.
@@ -67,11 +69,7 @@ fn no_duplicate_passes_through_a_keyward_that_stood_still() {
 #[test]
 fn a_client_that_leaves_ends_its_wait_for_a_build_of_another_command() {
     const DATABASE: &str = "created_without_waiting";
-    shard_users(DATABASE);
-    let keywards = [start(), start()];
-    // It may write to the collection, so the constraint waits for it.
-    write_first(&keywards[1], DATABASE);
-    keywards[1].freeze();
+    let keywards = beside_frozen(DATABASE);
     std::thread::scope(|scope| {
         let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([unique_email()])));
         keywards[0].until("the wait", || waits(&keywards[0]));

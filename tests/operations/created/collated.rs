@@ -37,7 +37,7 @@ fn a_constraint_outlives_the_default_collation_of_its_collection() {
     before.insert(DATABASE, user(1, "former")).unwrap();
     // Past Keyward.
     cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_collated_users(&cluster, DATABASE);
+    shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
 
     let after = start_at(&cluster);
     let number = doc! { "key": { "number": 1 }, "name": "number_1", "unique": true };
@@ -88,7 +88,7 @@ fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation()
     forget(&cluster, &late);
     // Past Keyward.
     cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_collated_users(&cluster, DATABASE);
+    shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
     must(&reply(&builder, DATABASE, &create([unique_email()])));
     assert_eq!(builder.insert(DATABASE, user(10, "x")), Ok(()));
 
@@ -117,7 +117,7 @@ fn a_keyward_that_comes_back_to_the_register_waits_for_writes_by_the_former_coll
         late.freeze();
         forget(&cluster, &late);
         cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-        shard_collated_users(&cluster, DATABASE);
+        shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
         must(&reply(&builder, DATABASE, &create([unique_email()])));
         late.wake();
         late.until("the wait", || {
@@ -163,7 +163,7 @@ fn a_list_with_a_constraint_made_anew_waits_for_writes_by_the_former_collation()
     ));
     // Past Keyward.
     cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_collated_users(&cluster, DATABASE);
+    shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
     let mut command = create([unique_email()]);
     command.insert("maxTimeMS", 20_000);
     std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn a_list_with_a_constraint_made_anew_waits_for_writes_by_the_former_collation()
 fn a_constraint_with_the_default_collation_of_a_dropped_collection_can_be_ended() {
     const DATABASE: &str = "created_and_collated_no_more";
     let cluster = Cluster::alone().unwrap();
-    shard_collated_users(&cluster, DATABASE);
+    shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
     let before = start_at(&cluster);
     must(&reply(&before, DATABASE, &create([unique_email()])));
     before.insert(DATABASE, user(1, "former")).unwrap();

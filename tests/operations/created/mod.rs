@@ -20,7 +20,7 @@ use std::sync::{LazyLock, Mutex};
 use bson::{Bson, Document, doc};
 use testbed::Cluster;
 use testkit::altering::Altering;
-use testkit::{Keyward, shard_on_two};
+use testkit::{Keyward, shard_collated_on_two, shard_on_two};
 
 /// Not the cluster of other tests: their Keywards would follow these constraints, too.
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
@@ -129,16 +129,6 @@ fn until_back(keyward: &Keyward, database: &str) {
     });
     let user = doc! { "_id": 999, "region": "z", "email": "back" };
     keyward.until("its next entry", || keyward.insert(database, user.clone()) == Ok(()));
-}
-
-/// Creates `users` with the default collation that ignores case, sharded over two shards.
-fn shard_collated_users(cluster: &Cluster, database: &str) {
-    let create = doc! { "create": "users", "collation": { "locale": "en", "strength": 2 } };
-    cluster.run(database, create).unwrap();
-    let namespace = format!("{database}.users");
-    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
-    cluster.run("admin", shard).unwrap();
-    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
 }
 
 /// Waits until nothing refuses equal e-mails any more.

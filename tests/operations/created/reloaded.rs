@@ -24,6 +24,25 @@ fn is_under_way(keyward: &Keyward) -> bool {
     keyward.get("/reload").contains("under way")
 }
 
+/// A constraint on the numbers of `orders`, as a file states it.
+fn of_orders(database: &str) -> String {
+    format!("{{ collection: {database}.orders, key: {{ n: 1 }} }}")
+}
+
+/// A cluster with `users` and `orders`, and a Keyward without constraints. The one on `orders` was in its file, and its definition has
+/// stayed.
+fn start_with_orders(database: &str) -> (testbed::Alone<Cluster>, Keyward) {
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, database);
+    let orders = format!("{database}.orders");
+    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
+    for constraints in [&*of_orders(database), ""] {
+        assert_eq!(keyward.reload(&settings(&cluster, constraints))["outcome"], "applied");
+    }
+    (cluster, keyward)
+}
+
 /// Has other settings loaded, which lasts until the claim ends. Returns how many reloads came before.
 fn begin_reload(keyward: &Keyward, cluster: &Cluster, database: &str, settings: &str) -> u64 {
     claim(cluster, database, 55);
@@ -51,16 +70,8 @@ fn insert_violating(cluster: &Cluster, database: &str) {
 #[test]
 fn the_list_is_followed_while_a_reload_is_under_way() {
     const DATABASE: &str = "created_amid_reload";
-    let cluster = Cluster::alone().unwrap();
-    shard_users_of(&cluster, DATABASE);
-    let orders = format!("{DATABASE}.orders");
-    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
-    let more = settings(&cluster, &format!("{{ collection: {orders}, key: {{ n: 1 }} }}"));
-    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
-    // The definition stays when the constraint goes.
-    for constraints in [&more, &settings(&cluster, "")] {
-        assert_eq!(keyward.reload(constraints)["outcome"], "applied");
-    }
+    let (cluster, keyward) = start_with_orders(DATABASE);
+    let more = settings(&cluster, &of_orders(DATABASE));
     write_first(&keyward, DATABASE);
     let builder = start_at(&cluster);
     let reloads = begin_reload(&keyward, &cluster, DATABASE, &more);
@@ -103,16 +114,8 @@ fn the_list_is_followed_while_a_reload_is_under_way() {
 #[test]
 fn a_keyward_that_comes_back_to_the_register_amid_a_reload_applies_what_was_made_anew() {
     const DATABASE: &str = "created_anew_amid_reload";
-    let cluster = Cluster::alone().unwrap();
-    shard_users_of(&cluster, DATABASE);
-    let orders = format!("{DATABASE}.orders");
-    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
-    let more = settings(&cluster, &format!("{{ collection: {orders}, key: {{ n: 1 }} }}"));
-    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
-    // The definition stays when the constraint goes.
-    for constraints in [&more, &settings(&cluster, "")] {
-        assert_eq!(keyward.reload(constraints)["outcome"], "applied");
-    }
+    let (cluster, keyward) = start_with_orders(DATABASE);
+    let more = settings(&cluster, &of_orders(DATABASE));
     let builder = start_at(&cluster);
     must(&reply(&builder, DATABASE, &create([unique_email()])));
     write_first(&keyward, DATABASE);
@@ -130,7 +133,7 @@ fn a_keyward_that_comes_back_to_the_register_amid_a_reload_applies_what_was_made
     forget(&cluster, &keyward);
     // Past Keyward.
     cluster.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_collated_users(&cluster, DATABASE);
+    shard_collated_on_two(&cluster, &format!("{DATABASE}.users"));
     must(&reply(&builder, DATABASE, &within_a_claim(create([unique_email()]))));
     claim(&cluster, DATABASE, 55);
     keyward.wake();
@@ -146,21 +149,13 @@ fn a_keyward_that_comes_back_to_the_register_amid_a_reload_applies_what_was_made
 #[test]
 fn a_refused_reload_leaves_clients_constraints_to_their_list() {
     const DATABASE: &str = "created_amid_refused";
-    let cluster = Cluster::alone().unwrap();
-    shard_users_of(&cluster, DATABASE);
-    let orders = format!("{DATABASE}.orders");
-    shard_on_two(&cluster, &orders, doc! { "region": 1 }, doc! { "region": "m" });
-    let keyward = Keyward::of(&settings(&cluster, "")).leaving();
-    let of_orders = format!("{{ collection: {orders}, key: {{ n: 1 }} }}");
-    // The definition stays when the constraint goes.
-    for constraints in [&*of_orders, ""] {
-        assert_eq!(keyward.reload(&settings(&cluster, constraints))["outcome"], "applied");
-    }
+    let (cluster, keyward) = start_with_orders(DATABASE);
     let builder = start_at(&cluster);
     must(&reply(&builder, DATABASE, &create([unique_email()])));
     write_first(&keyward, DATABASE);
     insert_violating(&cluster, DATABASE);
     let is_noted = |keyward: &Keyward| keyward.get("/readyz").contains("users.email_1");
+    let of_orders = of_orders(DATABASE);
     let both = format!("{of_orders}, {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}");
     let refused_amid = |command: Document| {
         let reloads = begin_reload(&keyward, &cluster, DATABASE, &settings(&cluster, &both));

@@ -213,12 +213,8 @@ const READ_TOGETHER: i32 = 8_000;
 async fn a_dry_run_counts_no_document_twice_whatever_the_order_of_its_collection() {
     let database = "dry_run_collated";
     let cluster = Cluster::shared();
-    let create = doc! { "create": "users", "collation": { "locale": "en", "strength": 2 } };
-    cluster.run(database, create).unwrap();
     let namespace = format!("{database}.users");
-    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
-    cluster.run("admin", shard).unwrap();
-    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
+    testkit::shard_collated_on_two(cluster, &namespace);
     let users = cluster.client().database(database).collection::<Document>("users");
     let user = |id: bson::Bson, region: &str, email: i32| doc! { "_id": id, "region": region, "email": email };
     // Booleans, dates and object ids come after strings, and the walk goes downwards.

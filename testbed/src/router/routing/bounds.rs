@@ -109,7 +109,12 @@ impl Planner<'_> {
         let is_array = |value: &Element<'_>| value.kind == ElementType::Array;
         match test {
             Test::Equal(value) => is_comparable(value) && !(negated && (hashed || is_array(value))),
-            Test::ExpressionEqual(value) => is_comparable(value) && !negated,
+            // The expression stands beside its comparison, and the server reads no opposite of two conditions.
+            Test::ExpressionEqual(_)
+            | Test::Bounded {
+                in_expression: true, ..
+            } if negated => false,
+            Test::ExpressionEqual(value) => is_comparable(value),
             Test::In(values) => {
                 let has = |kind| values.iter().any(|value| value.kind == kind);
                 let has_pattern = has(ElementType::RegularExpression);
@@ -127,7 +132,7 @@ impl Planner<'_> {
             Test::Equal(value) => Intervals::new(equal_to(value, hashed)),
             Test::In(values) => Intervals::new(values.iter().flat_map(|value| equal_to(value, hashed))),
             Test::ExpressionEqual(value) => Intervals::new(equal_to(value, hashed)),
-            Test::OfType(kinds) => Intervals::new(kinds.iter().map(|kind| of_type(*kind))),
+            Test::OfType(kinds) => Intervals::new(kinds.iter().map(|kind| whole_type(*kind))),
             // Null is at least null and at most null, as it is equal to it.
             Test::Bounded {
                 by,
@@ -221,7 +226,19 @@ fn everything() -> Interval {
     Interval::closed(KeyValue::MIN, KeyValue::MAX)
 }
 
-/// From the lowest to the highest value of a type.
+/// Every value of a type: NaN is a number, too, though no comparison with another number finds it.
+fn whole_type(kind: ElementType) -> Interval {
+    let all = of_type(kind);
+    match canonical_type(kind) == canonical_type(ElementType::Double) {
+        true => Interval {
+            start: KeyValue::new(ElementType::Double, f64::NAN.to_le_bytes().to_vec()),
+            ..all
+        },
+        false => all,
+    }
+}
+
+/// From the lowest to the highest value that a comparison finds in a type.
 fn of_type(kind: ElementType) -> Interval {
     let value = |kind, bytes: &[u8]| KeyValue::new(kind, bytes.to_vec());
     let closed = |lowest: &[u8], highest: &[u8]| Interval::closed(value(kind, lowest), value(kind, highest));

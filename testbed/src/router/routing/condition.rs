@@ -217,7 +217,7 @@ fn of_type<'a>(path: &'a [u8], names: &Element<'a>) -> Option<Condition<'a>> {
         _ => vec![*names],
     };
     let kind = |name: &Element<'_>| match name.as_str()? {
-        "number" => Some(ElementType::Double),
+        "number" | "double" | "int" | "long" | "decimal" => Some(ElementType::Double),
         "string" => Some(ElementType::String),
         "null" => Some(ElementType::Null),
         "objectId" => Some(ElementType::ObjectId),

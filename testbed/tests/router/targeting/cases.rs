@@ -40,9 +40,25 @@ fn reads() -> Vec<(&'static str, Document)> {
         ("by_k", doc! { "k": { "$type": ["string", "null"] } }),
         (
             "by_k",
+            doc! { "$and": [{ "k": { "$type": "int" } }, { "k": { "$in": [nan, []] } }] },
+        ),
+        (
+            "by_k",
+            doc! { "$and": [{ "k": { "$mod": [2, 0] } }, { "k": { "$in": [nan, Bson::Null] } }] },
+        ),
+        (
+            "by_k",
+            doc! { "$and": [{ "k": { "$lt": 5 } }, { "k": { "$in": [nan, []] } }] },
+        ),
+        (
+            "by_k",
             doc! { "$nor": [{ "k": { "$in": [10] } }], "k": { "$in": [10, 15, 25] } },
         ),
         ("by_k", doc! { "$expr": { "$gt": ["$k", { "$literal": "a" }] } }),
+        (
+            "by_k",
+            doc! { "k": { "$in": ["A", "c"] }, "$nor": [{ "$expr": { "$gt": ["$k", { "$literal": "0" }] } }] },
+        ),
         (
             "by_id",
             doc! { "$expr": { "$eq": ["$_id", { "$literal": Bson::Null }] } },

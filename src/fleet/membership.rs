@@ -137,7 +137,7 @@ impl Membership {
         (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
     }
 
-    /// Waits for such a doubt that no earlier call has waited for.
+    /// Waits for such a doubt that no earlier call has waited for, until there is a new entry.
     ///
     /// - Cancel: at any time.
     pub(super) async fn doubt_arisen(&self) {
@@ -194,7 +194,8 @@ impl Membership {
     /// the entry. Then the constraints that this Keyward lacks there are noted as not enforced.
     ///
     /// # Errors
-    /// [`StoreError`]: nothing may be written there then.
+    /// [`StoreError`]: nothing may be written there then. [`StoreError::Outlasted`] if the entry was gone, and constraints were to be listed:
+    /// the new one doesn't list them.
     pub async fn declare(
         &self,
         namespaces: impl IntoIterator<Item = Namespace>,
@@ -241,10 +242,18 @@ impl Membership {
             .add(&self.own.load_full(), &names, wanted.is_everywhere, &constraints)
             .await?;
         self.is_listing_lost.store(was_lost, Ordering::Release);
+        if !is_there && is_any_listed {
+            // The next entry lists only those from before: a constraint may have been made anew meanwhile, and writes from before that
+            // may be under way here.
+            wanted.constraints = std::mem::take(&mut entry.constraints);
+        }
         // Also if what follows fails: the register has it.
         *entry = wanted;
         if !is_there {
             self.rejoin(&mut entry).await?;
+            if is_any_listed {
+                return Err(StoreError::Outlasted);
+            }
         }
         let id = entry.id;
         drop(entry);

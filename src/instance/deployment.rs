@@ -337,7 +337,7 @@ fn is_refusal(error: &StoreError) -> bool {
 /// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
 fn may_pass(error: &StoreError) -> bool {
     let error = match error {
-        StoreError::TimedOut(_) => return true,
+        StoreError::TimedOut(_) | StoreError::Outlasted => return true,
         StoreError::Driver(error) => error,
         _ => return false,
     };

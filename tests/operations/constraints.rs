@@ -11,11 +11,16 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use testbed::{Cluster, ReplicaSet};
 use testkit::keyward::Keyward;
-use testkit::relay::Relay;
+use testkit::relay::{Relay, insert_into};
 use testkit::shard_on_two;
 
 /// Its list is complete, and its register has the Keywards of these tests only.
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
+
+/// The update of a Keyward that renews its entry, and changes nothing else there.
+const RENEWAL: &[u8] = b"\x03u\0\x1e\0\0\0\x03$max\0";
+
+const GONE: &str = "the entry in the register of Keywards is gone";
 
 /// Has an entry that isn't renewed forgotten after 3 s instead of 30.
 const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "10")];
@@ -255,6 +260,50 @@ fn a_clients_constraint_ends_by_drop_indexes_and_what_it_leaves_can_be_removed()
     let (code, removed) = run(&upstream, &["remove", "known_client.users", "email_1"]);
     assert_eq!(code, Some(0), "{removed}");
     assert_eq!(listed(&upstream, database), None);
+}
+
+/// It stood still while its constraint was removed and made anew, by another file. It notices that its entry is gone only as it lists the
+/// new identity. The definition is the same, so nothing else shows that writes of before have lost their reservations.
+#[test]
+fn a_keyward_whose_entry_is_gone_as_it_lists_a_constraint_waits_for_writes_of_before() {
+    let (database, upstream) = ("known_late", CLUSTER.uri());
+    shard(database);
+    let relay = Relay::start(CLUSTER.router_address());
+    // The outcome of the write below becomes known within its lease.
+    let settings = with(&relay.uri(), database).replace("lease: 10s", "lease: 2m");
+    let late = Keyward::of(&settings).leaving();
+    late.insert(database, user(1, "former")).unwrap();
+    let builder = std::thread::scope(|scope| {
+        let held = relay.hold(&insert_into("users"));
+        scope.spawn(|| late.insert(database, user(2, "held")));
+        held.wait();
+        late.freeze();
+        let of_late = doc! { "q": { "pid": i64::from(late.pid().as_raw()) }, "limit": 1 };
+        let delete = doc! { "delete": "keywards", "deletes": [of_late] };
+        CLUSTER.run("keyward", delete).unwrap();
+        let (code, removed) = run(&upstream, &["remove", "known_late.users", "email_1"]);
+        assert_eq!(code, Some(0), "{removed}");
+        let builder = Keyward::of(&with(&upstream, database)).leaving();
+        // Otherwise it may notice it as it renews its entry.
+        let renewing = relay.hold(RENEWAL);
+        late.wake();
+        renewing.wait();
+        late.until("its entry is gone", || late.log().contains(GONE));
+        drop(renewing);
+        late.until("the wait", || {
+            late.log()
+                .contains("commands that began before a constraint was made anew are still under way")
+        });
+        assert_eq!(late.insert(database, user(3, "y")), Err(6));
+        // It wasn't broken off as it registered anew.
+        assert_eq!(late.log().matches(GONE).count(), 1, "{}", late.log());
+        drop(held);
+        builder
+    });
+    builder.until("it is enforced again", || {
+        listed(&upstream, database).is_some_and(|one| one["state"] == "enforced")
+    });
+    assert_eq!(builder.insert(database, user(4, "held")), Err(11_000));
 }
 
 /// Such a user sees an empty list. All Keywards are stopped, so nothing else would keep the constraint.

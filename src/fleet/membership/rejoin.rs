@@ -23,7 +23,6 @@ impl Membership {
     pub(super) async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
         self.rejoined.fetch_add(1, Ordering::AcqRel);
-        self.in_doubt.notify_one();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         // Earlier tries may have left entries.
         self.take_orphans_away().await;
@@ -48,6 +47,8 @@ impl Membership {
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
         self.declared.store(Arc::default());
         self.prolong(sent + self.terms.lease);
+        // Only now: the task that this wakes breaks off all that it does, and that may be this.
+        self.in_doubt.notify_one();
         Ok(())
     }
 

@@ -225,36 +225,7 @@ impl Membership {
             // Another command may have declared them since, by other constraints than this one was decided by.
             return may_write.await;
         }
-        let mut wanted = entry.clone();
-        wanted.constraints.extend(&constraints);
-        let names: BTreeSet<String> = new.iter().map(ToString::to_string).collect();
-        wanted.is_everywhere |= wanted.collections.union(&names).count() > COLLECTIONS_MAX;
-        let names = match wanted.is_everywhere {
-            true => BTreeSet::new(),
-            false => names,
-        };
-        wanted.collections.extend(names.iter().cloned());
-        let was_lost = self.is_listing_lost.load(Ordering::Acquire);
-        let is_any_listed = !constraints.is_subset(&entry.constraints);
-        self.is_listing_lost.store(was_lost || is_any_listed, Ordering::Release);
-        let is_there = self
-            .register
-            .add(&self.own.load_full(), &names, wanted.is_everywhere, &constraints)
-            .await?;
-        self.is_listing_lost.store(was_lost, Ordering::Release);
-        if !is_there && is_any_listed {
-            // The next entry lists only those from before: a constraint may have been made anew meanwhile, and writes from before that
-            // may be under way here.
-            wanted.constraints = std::mem::take(&mut entry.constraints);
-        }
-        // Also if what follows fails: the register has it.
-        *entry = wanted;
-        if !is_there {
-            self.rejoin(&mut entry).await?;
-            if is_any_listed {
-                return Err(StoreError::Outlasted);
-            }
-        }
+        self.add_to(&mut entry, &new, &constraints).await?;
         let id = entry.id;
         drop(entry);
         if !may_write.await? {
@@ -284,6 +255,44 @@ impl Membership {
             declared
         });
         Ok(true)
+    }
+
+    /// Adds collections and constraints to the entry, in the register first.
+    async fn add_to(
+        &self,
+        entry: &mut RegisterEntry,
+        new: &BTreeSet<Namespace>,
+        constraints: &BTreeSet<ObjectId>,
+    ) -> Result<(), StoreError> {
+        let mut wanted = entry.clone();
+        let names: BTreeSet<String> = new.iter().map(ToString::to_string).collect();
+        wanted.is_everywhere |= wanted.collections.union(&names).count() > COLLECTIONS_MAX;
+        let names = match wanted.is_everywhere {
+            true => BTreeSet::new(),
+            false => names,
+        };
+        wanted.collections.extend(names.iter().cloned());
+        let was_lost = self.is_listing_lost.load(Ordering::Acquire);
+        let is_any_listed = !constraints.is_subset(&entry.constraints);
+        self.is_listing_lost.store(was_lost || is_any_listed, Ordering::Release);
+        let is_there = self
+            .register
+            .add(&self.own.load_full(), &names, wanted.is_everywhere, constraints)
+            .await?;
+        self.is_listing_lost.store(was_lost, Ordering::Release);
+        // Also if what follows fails: the register has it.
+        *entry = wanted;
+        if is_there {
+            entry.constraints.extend(constraints);
+            return Ok(());
+        }
+        // The next entry lists no others than before: a constraint may have been made anew meanwhile, and writes from before that may be
+        // under way here.
+        self.rejoin(entry).await?;
+        match is_any_listed {
+            true => Err(StoreError::Outlasted),
+            false => Ok(()),
+        }
     }
 
     /// Notes that from now on not all writes reserve for `constraints`. The caller must then inform a Keyward that calls one of them

@@ -35,6 +35,9 @@ pub struct Protected {
     /// Whether it has a default collation, or may be given one when it is created. The server then compares values,
     /// including `_id`s, under that collation, unless a statement states another one.
     pub is_collated: bool,
+    /// Whether it is clustered and has a default collation, so that look-ups can miss documents. Only clients' constraints remain on such
+    /// a collection, if it was made anew past Keyward.
+    pub is_clustered_by_sort_keys: bool,
     /// The default collations that it may be created with.
     pub creatable_with: DefaultCollations,
 }

@@ -6,12 +6,14 @@
 
 use std::collections::HashSet;
 
+use bson::Document;
 use bson::spec::ElementType;
 
 use super::command::CommandHead;
 use super::rule::Rule;
 use super::target::visit_all;
 use super::{CommandRefusal, Protection, Target, TargetKind, Verdict, Write};
+use crate::constraint::resolved_collation;
 use crate::current_op::{OperationCommand, killed_build};
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
@@ -123,8 +125,33 @@ fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result
         let named = Target::in_database(command.database, &command.first);
         return Ok(refuse_known(named, command, protection));
     }
-    let refusal = collates(command, protection)?.or(encrypts(command, protection)?);
+    let refusal = collates(command, protection)?
+        .or(clusters(command, protection)?)
+        .or(encrypts(command, protection)?);
     Ok(define(refusal, command, protection))
+}
+
+/// Why a protected collection can't be created clustered, if that is so. The server misses documents of a clustered collection by their
+/// text `_id`s under any collation but its default one.
+fn clusters(command: &CommandHead<'_>, protection: &impl Protection) -> Result<Option<CommandRefusal>, Malformed> {
+    let body = command.message.body;
+    if !is_stated(body, b"clusteredIndex")?
+        || !body.any(|field| Ok(field.name == b"collation" && is_collating(&field)))?
+    {
+        return Ok(None);
+    }
+    let mut named = Target::in_database(command.database, &command.first);
+    let target = named.find(|target| target.kind(protection) == Some(TargetKind::Protected));
+    Ok(target.map(|target| CommandRefusal::Clustered {
+        namespace: target.display(),
+        removal: protection.removal(target.database, target.collection),
+    }))
+}
+
+/// Whether a value of `collation` may be another one than the simple one.
+fn is_collating(collation: &Element<'_>) -> bool {
+    let is_simple = |specification: Document| matches!(resolved_collation(Some(&specification)), Ok(None));
+    !collation.is_nothing() && !collation.to_document().is_some_and(is_simple)
 }
 
 /// Whether a command states this option. The server ignores null.

@@ -101,6 +101,17 @@ pub enum CommandRefusal {
         /// The former collation, and the constraint that depends on it.
         other: OtherCollation,
     },
+    /// A protected collection would be created clustered and with a default collation.
+    #[error(
+        "create can't make {namespace} clustered and give it a default collation through Keyward: with both, the server misses documents \
+         when it looks text _ids up byte by byte, as Keyward does; leave out one of the two, or {removal} first"
+    )]
+    Clustered {
+        /// The protected collection.
+        namespace: String,
+        /// How its constraints are ended.
+        removal: ConstraintRemoval,
+    },
     /// A collection with constraints in strict mode would be resharded.
     #[error(
         "reshardCollection can't be used on {namespace} through Keyward: unique constraint {constraint} on it is strict, and \

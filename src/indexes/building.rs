@@ -17,7 +17,7 @@ use crate::constraint::{Constraint, IndexSpec, SpecError};
 use crate::fleet::{Register, RegisterEntry};
 use crate::metrics::constraint_labels;
 use crate::namespace::Namespace;
-use crate::prepare::{self, Existing};
+use crate::prepare::{self, Existing, PrepareError};
 use crate::proxy_collection::StoreError;
 use crate::session::Service;
 use crate::stream::Incoming;
@@ -62,13 +62,16 @@ impl WantedConstraints {
     /// in the register builds it. `of_file` has the constraints of the configuration file on the collection, with its collation.
     ///
     /// # Errors
-    /// [`IndexRefusal`] if it can't be a constraint, or contradicts one of the configuration file.
+    /// [`IndexRefusal`] if it or the collection can't have a constraint, or it contradicts one of the configuration file.
     pub fn add(
         &mut self,
         specification: IndexSpec,
         of_file: &[Arc<Constraint>],
         (command, builder): (ObjectId, ObjectId),
     ) -> Result<(), IndexRefusal> {
+        if self.existing.is_clustered_by_sort_keys() {
+            return Err(PrepareError::Clustered(self.namespace.clone()).into());
+        }
         let id = ObjectId::new();
         let specification = IndexSpec {
             client_entry: Some(id),

@@ -98,6 +98,12 @@ pub enum PrepareError {
         "{0} is capped: the server refuses writes to it in transactions, which unique constraints need; use a collection that isn't capped"
     )]
     Capped(Namespace),
+    /// A clustered collection with a default collation.
+    #[error(
+        "{0} is clustered and has a default collation: with both, the server misses documents when it looks text _ids up byte by byte, as \
+         Keyward does; use a collection with only one of the two"
+    )]
+    Clustered(Namespace),
     /// The constraint reads a field that Queryable Encryption encrypts.
     #[error(
         "unique constraint {constraint} reads field {field}, which Queryable Encryption encrypts, and encrypted values \

@@ -1,9 +1,13 @@
-//! Reads a collection's options from `listCollections`.
+//! Reads a collection's options from `listCollections`, and checks that constraints can hold with them.
+
+use std::sync::Arc;
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use super::PrepareError;
+use crate::classify::EncryptedField;
+use crate::constraint::{Constraint, ConstraintName};
 use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
@@ -16,6 +20,8 @@ pub struct Existing {
     pub collation: Option<Document>,
     /// Whether it is capped.
     pub is_capped: bool,
+    /// Whether its documents lie in the order of their `_id`s, as those of a clustered collection.
+    pub is_clustered: bool,
     /// Its uuid, if the collection exists.
     pub uuid: Option<Bson>,
     /// The fields that Queryable Encryption encrypts.
@@ -23,6 +29,12 @@ pub struct Existing {
 }
 
 impl Existing {
+    /// Whether it is clustered and has a default collation. A server then misses documents by a text `_id` under any other collation: it
+    /// compares the text with the sort keys by which the documents lie.
+    pub fn is_clustered_by_sort_keys(&self) -> bool {
+        self.is_clustered && self.collation.is_some()
+    }
+
     /// Asks the cluster for the options.
     ///
     /// # Errors
@@ -53,8 +65,62 @@ impl Existing {
         Ok(Existing {
             collation: option("collation"),
             is_capped: nested("options", "capped") == Some(Bson::Boolean(true)),
+            is_clustered: !matches!(nested("options", "clusteredIndex"), None | Some(Bson::Boolean(false))),
             uuid: nested("info", "uuid"),
             encrypted,
         })
     }
+
+    /// Checks that the collection can have these constraints. A client's constraint is kept, as it mustn't stop all others.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if one of the configuration file can't hold there.
+    pub fn check<'c>(
+        &self,
+        namespace: &Namespace,
+        constraints: impl Iterator<Item = &'c Arc<Constraint>> + Clone,
+    ) -> Result<(), PrepareError> {
+        let is_any_of_file = constraints.clone().any(|one| one.client_entry().is_none());
+        if self.is_capped && is_any_of_file {
+            return Err(PrepareError::Capped(namespace.clone()));
+        }
+        if self.is_clustered_by_sort_keys() {
+            if is_any_of_file {
+                return Err(PrepareError::Clustered(namespace.clone()));
+            }
+            tracing::warn!(
+                %namespace,
+                "a client made a unique constraint on a collection that is clustered and has a default collation now; Keyward refuses \
+                 writes to it: send dropIndexes to end it"
+            );
+        }
+        check_encrypted(namespace, &self.encrypted, constraints)
+    }
+}
+
+/// Checks that no constraint reads an encrypted field. A client's constraint is kept: it compares the encrypted values then.
+fn check_encrypted<'c>(
+    namespace: &Namespace,
+    encrypted: &EncryptedFields,
+    constraints: impl Iterator<Item = &'c Arc<Constraint>>,
+) -> Result<(), PrepareError> {
+    for constraint in constraints {
+        let Some(EncryptedField {
+            constraint: name,
+            field,
+            ..
+        }) = encrypted.read_by([&**constraint].into_iter())
+        else {
+            continue;
+        };
+        if constraint.client_entry().is_none() {
+            let constraint = ConstraintName::new(namespace, &name);
+            return Err(PrepareError::Encrypted { constraint, field });
+        }
+        tracing::warn!(
+            %namespace, constraint = name, field,
+            "a client made a unique constraint on a field that Queryable Encryption encrypts now; send dropIndexes to end it"
+        );
+    }
+    Ok(())
 }

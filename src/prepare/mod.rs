@@ -39,10 +39,8 @@ use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use crate::catalog::Protected;
-use crate::classify::EncryptedField;
-use crate::constraint::{Constraint, ConstraintName, Strategy};
+use crate::constraint::{Constraint, Strategy};
 use crate::default_collations::DefaultCollations;
-use crate::encrypted_fields::EncryptedFields;
 use crate::fleet::Membership;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
@@ -319,12 +317,7 @@ async fn read_one(
             .iter()
             .filter(|constraint| constraint.namespace() == namespace)
     };
-    let Existing {
-        collation: default,
-        uuid,
-        encrypted,
-        is_capped,
-    } = match Existing::read(client, namespace).await {
+    let existing = match Existing::read(client, namespace).await {
         // One client's constraint mustn't stop all others. It is kept as for a collection that doesn't exist, so nothing passes it unseen.
         Err(PrepareError::NoCollection(_)) if constraints().all(|one| one.client_entry().is_some()) => {
             tracing::warn!(
@@ -335,10 +328,13 @@ async fn read_one(
         }
         existing => existing?,
     };
-    if is_capped && constraints().any(|one| one.client_entry().is_none()) {
-        return Err(PrepareError::Capped(namespace.clone()));
-    }
-    check_encrypted(namespace, &encrypted, constraints())?;
+    existing.check(namespace, constraints())?;
+    let is_clustered_by_sort_keys = existing.is_clustered_by_sort_keys();
+    let Existing {
+        collation: default,
+        uuid,
+        ..
+    } = existing;
     let mut proxies = Vec::new();
     for constraint in constraints() {
         let metrics = metrics.constraint(constraint);
@@ -357,36 +353,10 @@ async fn read_one(
         shard_key: deployment.shard_key(client, namespace).await?,
         is_on_one_replica_set: *deployment == Deployment::Unsharded,
         is_collated: default.is_some() || creatable_with.has_any(),
+        is_clustered_by_sort_keys,
         creatable_with,
     };
     Ok((protected, uuid))
-}
-
-/// Checks that no constraint reads an encrypted field. A client's constraint is kept: it compares the encrypted values then.
-fn check_encrypted<'c>(
-    namespace: &Namespace,
-    encrypted: &EncryptedFields,
-    constraints: impl Iterator<Item = &'c Arc<Constraint>>,
-) -> Result<(), PrepareError> {
-    for constraint in constraints {
-        let Some(EncryptedField {
-            constraint: name,
-            field,
-            ..
-        }) = encrypted.read_by([&**constraint].into_iter())
-        else {
-            continue;
-        };
-        if constraint.client_entry().is_none() {
-            let constraint = ConstraintName::new(namespace, &name);
-            return Err(PrepareError::Encrypted { constraint, field });
-        }
-        tracing::warn!(
-            %namespace, constraint = name, field,
-            "a client made a unique constraint on a field that Queryable Encryption encrypts now; send dropIndexes to end it"
-        );
-    }
-    Ok(())
 }
 
 /// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know. It reads once for each

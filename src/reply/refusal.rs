@@ -70,6 +70,15 @@ pub enum WriteRefusal {
         /// The protected collection.
         namespace: Namespace,
     },
+    /// Look-ups can miss documents of this collection.
+    #[error(
+        "Keyward can't keep the unique constraints of {namespace}, because it is clustered and has a default collation; end them with \
+         dropIndexes"
+    )]
+    Clustered {
+        /// The protected collection.
+        namespace: Namespace,
+    },
     /// Keyward has already forwarded a commit of the client's transaction.
     #[error("the commit of this transaction has passed through Keyward; nothing can be written in it any more")]
     Committed,
@@ -167,6 +176,7 @@ impl WriteRefusal {
             WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice => code::INVALID_OPTIONS,
             WriteRefusal::Conflict => code::WRITE_CONFLICT,
             WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
+            WriteRefusal::Clustered { .. } => code::COMMAND_NOT_SUPPORTED,
         }
     }
 

@@ -122,6 +122,11 @@ fn work<'m>(
     change: KeyChange,
     protected: &Protected,
 ) -> Result<CommandWork<'m>, WriteRefusal> {
+    if protected.is_clustered_by_sort_keys {
+        return Err(WriteRefusal::Clustered {
+            namespace: protected.namespace.clone(),
+        });
+    }
     let command = match form.list() {
         Some(list) => BatchCommand::parse(message, list)?,
         None => BatchCommand::single(message.body)?,

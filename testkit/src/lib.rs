@@ -30,4 +30,4 @@ pub mod wire;
 pub use agreement::{assert_documents_and_reservations_agree, index_values, keys_held_and_reserved, on_each_shard};
 pub use keyward::{Keyward, Refused};
 pub use replies::{assert_same_answer, comparable, in_one_order, natively_unique, run};
-pub use spread::{shard_collated_on_two, shard_on_two, spread_on_two};
+pub use spread::{shard_clustered_and_collated_on_two, shard_collated_on_two, shard_on_two, spread_on_two};

@@ -14,8 +14,19 @@ pub fn shard_on_two(cluster: &testbed::Cluster, namespace: &str, key: Document, 
 
 /// Creates a collection with a default collation that ignores case, and shards it by `region` over two shards.
 pub fn shard_collated_on_two(cluster: &testbed::Cluster, namespace: &str) {
+    shard_collated_with(cluster, namespace, doc! {});
+}
+
+/// The same, clustered: its documents lie in the order of their `_id`s under that collation.
+pub fn shard_clustered_and_collated_on_two(cluster: &testbed::Cluster, namespace: &str) {
+    let clustered = doc! { "clusteredIndex": { "key": { "_id": 1 }, "unique": true } };
+    shard_collated_with(cluster, namespace, clustered);
+}
+
+fn shard_collated_with(cluster: &testbed::Cluster, namespace: &str, options: Document) {
     let (database, collection) = namespace.split_once('.').unwrap();
-    let create = doc! { "create": collection, "collation": { "locale": "en", "strength": 2 } };
+    let mut create = doc! { "create": collection, "collation": { "locale": "en", "strength": 2 } };
+    create.extend(options);
     cluster.run(database, create).unwrap();
     let shard = doc! { "shardCollection": namespace, "key": { "region": 1 }, "collation": { "locale": "simple" } };
     cluster.run("admin", shard).unwrap();

@@ -143,6 +143,44 @@ async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_
     assert_eq!(everything(&direct, database).await, before);
 }
 
+/// Either option alone is accepted, whether the collection doesn't exist yet or is made anew.
+#[tokio::test]
+async fn a_protected_collection_is_created_clustered_or_collated_but_not_both() {
+    let database = "refused_clustered";
+    let set = ReplicaSet::shared();
+    set.client().database(database).drop().await.unwrap();
+    let collation = doc! { "locale": "en", "strength": 2 };
+    let constraints = format!(
+        "  - {{ collection: {database}.users, key: {{ email: 1 }}, collation: {{ locale: en, strength: 2 }} }}\n"
+    );
+    let keyward = Keyward::start(&set.uri(), &constraints);
+    let client = keyward.client().await;
+    let with = |options: Document| {
+        let mut create = doc! { "create": "users" };
+        create.extend(options);
+        create
+    };
+    let clustered = doc! { "clusteredIndex": { "key": { "_id": 1 }, "unique": true } };
+    let mut both = clustered.clone();
+    both.insert("collation", collation.clone());
+    let mut simple = clustered.clone();
+    simple.insert("collation", doc! { "locale": "simple" });
+    for alone in [clustered, simple, doc! { "collation": collation }] {
+        let refused = run(&client, database, with(both.clone())).await;
+        assert_eq!(refused.get_i32("code").ok(), Some(115), "{refused}");
+        let errmsg = refused.get_str("errmsg").unwrap();
+        let text =
+            "create can't make refused_clustered.users clustered and give it a default collation through Keyward";
+        assert!(errmsg.starts_with(text), "{errmsg}");
+        let way_out = "or take unique constraint email_1 out of Keyward's configuration first";
+        assert!(errmsg.ends_with(way_out), "{errmsg}");
+        for command in [with(alone), doc! { "drop": "users" }] {
+            let reply = run(&client, database, command).await;
+            assert!(testkit::wire::is_ok(&reply), "{reply}");
+        }
+    }
+}
+
 /// The ways out of two refusals, as their texts name them.
 #[tokio::test]
 async fn a_merge_does_what_out_and_a_rename_are_refused_for() {

@@ -3,6 +3,7 @@
 mod agreed;
 mod audited;
 mod builders;
+mod clustered;
 mod collated;
 mod converted;
 mod crossed;

@@ -120,7 +120,8 @@ async fn a_proxy_collection_of_another_make_refuses_to_start() {
     );
 }
 
-/// Equal values of an encrypted field look different, a document of a time series is a part of another one, and a view has none.
+/// Equal values of an encrypted field look different, a document of a time series is a part of another one, and a view has none. In a
+/// clustered collection with a default collation, look-ups miss documents.
 #[tokio::test]
 async fn what_can_have_no_unique_constraint_refuses_to_start() {
     let cluster = Cluster::shared();
@@ -128,6 +129,7 @@ async fn what_can_have_no_unique_constraint_refuses_to_start() {
         let field = doc! { "keyId": bson::Uuid::new(), "path": path, "bsonType": "string" };
         doc! { "create": "users", "encryptedFields": { "fields": [field] } }
     };
+    let by_id = || doc! { "key": { "_id": 1 }, "unique": true };
     let email = "unique constraint email_1 on DB.users reads field email, which Queryable Encryption encrypts";
     for (database, create, refusal) in [
         (
@@ -144,6 +146,16 @@ async fn what_can_have_no_unique_constraint_refuses_to_start() {
             "start_capped",
             doc! { "create": "users", "capped": true, "size": 4096 },
             Some("is capped"),
+        ),
+        (
+            "start_clustered",
+            doc! { "create": "users", "clusteredIndex": by_id(), "collation": { "locale": "en", "strength": 2 } },
+            Some("start_clustered.users is clustered and has a default collation"),
+        ),
+        (
+            "start_clustered_only",
+            doc! { "create": "users", "clusteredIndex": by_id() },
+            None,
         ),
         ("start_encrypted", encrypting("email"), Some(email)),
         ("start_encrypted_other", encrypting("phone"), None),

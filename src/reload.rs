@@ -18,6 +18,7 @@ use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
 use crate::metrics::{constraint_label, constraint_labels};
 use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
+use crate::proxy_collection::StoreError;
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
@@ -280,20 +281,22 @@ async fn made(
 
 /// The clients' constraints among `wanted` that were made anew in the cluster, with the same options and another definition. The default
 /// collation of a collection may have changed, for example. They count as new: writes that their former definitions decided may still be in
-/// progress.
+/// progress. After this Keyward was out of the register, so does every constraint that was made anew, also with the same definition: the
+/// doubt can end only once they are listed.
 async fn made_anew(
     (service, membership): (&Service, &Membership),
     reserving: &ReservingConstraints,
     wanted: &[Arc<Constraint>],
 ) -> Constraints {
     let writes = &service.writes;
-    if !writes.is_redefined() && !reserving.differs_from(&writes.catalog()) {
+    let is_in_doubt = membership.doubt().is_some();
+    if !is_in_doubt && !writes.is_redefined() && !reserving.differs_from(&writes.catalog()) {
         return Vec::new();
     }
     let listed = membership.listed().await;
     let is_anew = |one: &&Arc<Constraint>| {
         let identities = reserving.identities(|made| made.has_name_of(one));
-        one.client_entry().is_some() && !identities.iter().all(|identity| listed.contains(identity))
+        (is_in_doubt || one.client_entry().is_some()) && !identities.iter().all(|identity| listed.contains(identity))
     };
     let anew: Constraints = wanted.iter().filter(is_anew).cloned().collect();
     if !anew.is_empty() {
@@ -332,13 +335,16 @@ async fn enforce(
         let is_new = |constraint: &Constraint| added.iter().any(|one| one.has_name_of(constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         // If clients have made constraints meanwhile, the first write to each collection waits for them.
-        let declared = membership
-            .declare_if(
-                reserving.namespaces_of_file(),
-                &reserving.identities(is_new),
-                is_current(service.client_list.as_ref()),
-            )
-            .await;
+        let identities = reserving.identities(is_new);
+        let declare = || {
+            let is_current = is_current(service.client_list.as_ref());
+            membership.declare_if(reserving.namespaces_of_file(), &identities, is_current)
+        };
+        let declared = match declare().await {
+            // What was decided without these has ended, also if the entry is a new one by now.
+            Err(StoreError::Outlasted) => declare().await,
+            declared => declared,
+        };
         declared.map_err(PrepareError::from)?;
         reserving.check_unchanged(client, is_new).await?;
         // A backfill that began before now may have missed writes that were under way here.

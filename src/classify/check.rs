@@ -136,7 +136,7 @@ fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result
 fn clusters(command: &CommandHead<'_>, protection: &impl Protection) -> Result<Option<CommandRefusal>, Malformed> {
     let body = command.message.body;
     if !is_stated(body, b"clusteredIndex")?
-        || !body.any(|field| Ok(field.name == b"collation" && is_collating(&field)))?
+        || !body.any(|field| Ok(field.name == b"collation" && is_collating(field)))?
     {
         return Ok(None);
     }

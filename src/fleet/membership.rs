@@ -190,25 +190,31 @@ impl Membership {
         self.ever_declared().may_have(namespace)
     }
 
-    /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too. First it is written in
-    /// the entry. Then the constraints that this Keyward lacks there are noted as not enforced.
+    /// Lists `constraints` in the entry: all writes here reserve for them, as the caller has seen by `doubt`, which [`Membership::doubt`] gave
+    /// before.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that they are listed. [`StoreError::Outlasted`] if the entry was gone since the caller looked: the
+    /// new one doesn't list them.
+    pub async fn list(&self, constraints: &[ObjectId], doubt: Option<u64>) -> Result<(), StoreError> {
+        let mut entry = self.entry.lock().await;
+        let constraints: BTreeSet<ObjectId> = constraints.iter().copied().collect();
+        if constraints.is_subset(&entry.constraints) {
+            return Ok(());
+        }
+        match self.doubt() == doubt {
+            true => self.add_to(&mut entry, &BTreeSet::new(), &constraints).await,
+            false => Err(StoreError::Outlasted),
+        }
+    }
+
+    /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too, if `may_write` is true once
+    /// the entry has `namespaces`. First it is written in the entry. Then the constraints that this Keyward lacks there are noted as not
+    /// enforced. Returns whether writes may go there; if not, ask again.
     ///
     /// # Errors
     /// [`StoreError`]: nothing may be written there then. [`StoreError::Outlasted`] if the entry was gone, and constraints were to be listed:
     /// the new one doesn't list them.
-    pub async fn declare(
-        &self,
-        namespaces: impl IntoIterator<Item = Namespace>,
-        constraints: &[ObjectId],
-    ) -> Result<(), StoreError> {
-        let declared = self.declare_if(namespaces, constraints, async { Ok(true) }).await;
-        declared.map(|_| ())
-    }
-
-    /// The same, if `may_write` is true once the entry has `namespaces`. Returns whether writes may go there; if not, ask again.
-    ///
-    /// # Errors
-    /// The same.
     pub async fn declare_if(
         &self,
         namespaces: impl IntoIterator<Item = Namespace>,

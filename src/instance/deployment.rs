@@ -233,7 +233,7 @@ pub(super) async fn prepared(
                 // Its entry has the collections by now, so the register must list the constraints as they are before they can be
                 // enforced. It is true: nothing is written here yet.
                 let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
-                membership.declare([], &reserving.identities(|_| true)).await?;
+                membership.list(&reserving.identities(|_| true), doubt).await?;
             }
             let prepared = prepare::prepare(client, constraints, config.lease, metrics, Some(membership), &deferred);
             let (reserving, waiting) = match prepared.await {
@@ -270,6 +270,8 @@ pub(super) async fn prepared(
             }
             Ok(None) => left_out = LeftOutConstraints::default(),
             Err(PrepareError::Duplicates(first)) if left_out.add(&config.constraints, &first) => {}
+            // Its new entry has the collections already.
+            Err(PrepareError::Store(StoreError::Outlasted)) => is_changed = true,
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             // The next try makes it anew, or says why it can't.
             Err(PrepareError::Changed(changed)) => {
@@ -337,7 +339,7 @@ fn is_refusal(error: &StoreError) -> bool {
 /// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
 fn may_pass(error: &StoreError) -> bool {
     let error = match error {
-        StoreError::TimedOut(_) | StoreError::Outlasted => return true,
+        StoreError::TimedOut(_) => return true,
         StoreError::Driver(error) => error,
         _ => return false,
     };

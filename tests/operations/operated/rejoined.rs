@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bson::{Document, doc, oid::ObjectId};
 use keyward::fleet::{self, ClientsView, EntryTerms, Membership};
 use keyward::namespace::Namespace;
+use keyward::proxy_collection::StoreError;
 use keyward::readiness::Readiness;
 use mongodb::Client;
 use testbed::ReplicaSet;
@@ -282,7 +283,8 @@ async fn past_the_limit_a_new_entry_revokes_all_constraints_that_it_lacks() {
     let membership = joined(&set.client()).await;
     let listed = ObjectId::new();
     let names = (0..1_001).map(|n| Namespace::new(database, format!("c{n}")));
-    membership.declare(names, &[listed]).await.unwrap();
+    let declared = membership.declare_if(names, &[listed], async { Ok(true) }).await;
+    assert!(declared.unwrap());
     let definitions = vec![
         enforced("c7", ObjectId::new()),
         enforced("c1000", ObjectId::new()),
@@ -301,6 +303,30 @@ async fn past_the_limit_a_new_entry_revokes_all_constraints_that_it_lacks() {
     assert_eq!(count_updates(&set, database), 1);
 }
 
+/// What was decided before may be under way still. The doubt says that the caller has yet to see to that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_entry_lists_no_constraint_for_a_caller_who_looked_before() {
+    let set = ReplicaSet::start(1).unwrap();
+    let membership = joined(&set.client()).await;
+    let [former, anew] = [(); 2].map(|()| ObjectId::new());
+    membership.list(&[former], None).await.unwrap();
+    lose_entries(&set);
+    for _ in ["it notices that the entry is gone", "there is a new one"] {
+        let listed = membership.list(&[former, anew], None).await;
+        assert!(matches!(listed, Err(StoreError::Outlasted)), "{listed:?}");
+        assert_eq!(constraints_of_entry(&set), [former]);
+    }
+    membership.list(&[former, anew], membership.doubt()).await.unwrap();
+    assert_eq!(constraints_of_entry(&set), [former, anew]);
+}
+
+/// The constraints that the only entry lists.
+fn constraints_of_entry(set: &ReplicaSet) -> Vec<ObjectId> {
+    let [entry] = <[Document; 1]>::try_from(entries(set)).unwrap();
+    let listed = entry.get_array("constraints").unwrap();
+    listed.iter().map(|one| one.as_object_id().unwrap()).collect()
+}
+
 /// Other Keywards would remove it, and all would begin anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_entry_is_renewed_while_constraints_are_revoked() {
@@ -309,7 +335,8 @@ async fn a_new_entry_is_renewed_while_constraints_are_revoked() {
     let uri = format!("{}?directConnection=true", relay.uri());
     let membership = joined(&Client::with_uri_str(uri).await.unwrap()).await;
     let users = Namespace::new("rejoined_slowly", "users");
-    membership.declare([users], &[]).await.unwrap();
+    let declared = membership.declare_if([users], &[], async { Ok(true) }).await;
+    assert!(declared.unwrap());
     let former = membership.id();
     lose_entries(&set);
     let held = relay.hold(b"\x02update\0\x14\0\0\0keyward.constraints\0");

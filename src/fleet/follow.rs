@@ -265,8 +265,8 @@ async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kep
     Ok(())
 }
 
-/// Makes writes here reserve as the cluster defines the constraints by now, and waits for those that weren't decided so. A constraint may have
-/// been made anew, with another collation or without its former reservations, while this Keyward was out of the register or past Keyward.
+/// Makes writes here reserve as the cluster defines the constraints by now, and waits for those that weren't decided so. While this Keyward
+/// was out of the register, a constraint may have been made anew with another collation.
 ///
 /// If this is broken off, the next call goes on.
 ///
@@ -280,7 +280,7 @@ async fn reserve_as_defined(
     let writes = &service.writes;
     let listed = membership.listed().await;
     let is_any_unlisted = reserving.identities(|_| true).iter().any(|one| !listed.contains(one));
-    let is_any_anew = is_any_unlisted && !writes.is_redefined();
+    let is_any_anew = membership.doubt().is_some() && is_any_unlisted && !writes.is_redefined();
     if is_any_anew || reserving.differs_from(&writes.catalog()) {
         tracing::warn!("constraints were made anew: this Keyward applies their present definitions");
         writes.make_anew(|catalog| reserving.in_place_of_changed(catalog));

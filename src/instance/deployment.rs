@@ -229,7 +229,7 @@ pub(super) async fn prepared(
             let constraints = &left_out.serving(&config.constraints, clients.list());
             left_out.give_up(client, membership).await?;
             let doubt = membership.doubt();
-            if is_changed {
+            if is_changed || doubt.is_some() {
                 // Its entry has the collections by now, so the register must list the constraints as they are before they can be
                 // enforced. It is true: nothing is written here yet.
                 let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
@@ -270,8 +270,8 @@ pub(super) async fn prepared(
             }
             Ok(None) => left_out = LeftOutConstraints::default(),
             Err(PrepareError::Duplicates(first)) if left_out.add(&config.constraints, &first) => {}
-            // Its new entry has the collections already.
-            Err(PrepareError::Store(StoreError::Outlasted)) => is_changed = true,
+            // The next try lists the constraints in the new entry.
+            Err(PrepareError::Store(StoreError::Outlasted)) => {}
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             // The next try makes it anew, or says why it can't.
             Err(PrepareError::Changed(changed)) => {

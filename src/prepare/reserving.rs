@@ -130,21 +130,22 @@ impl ReservingConstraints {
         Ok(())
     }
 
-    /// The catalog with the proxy collections of those constraints that `are_meant` as they are here.
+    /// The catalog with the proxy collections of those constraints that `are_meant` as they are here. Their protected collections may have been
+    /// created anew, too.
     pub fn in_place_of(&self, catalog: &Catalog, are_meant: impl Fn(&Constraint) -> bool) -> Catalog {
-        let here = || {
-            self.collections
-                .iter()
-                .flat_map(|(protected, _)| &protected.constraints)
-        };
         let changed = catalog.all().map(|protected| {
             let mut changed = Protected::clone(protected);
+            let mut here = self.collections.iter().map(|(here, _)| here);
+            let Some(here) = here.find(|here| here.namespace == protected.namespace) else {
+                return changed;
+            };
+            changed.is_clustered_by_sort_keys = here.is_clustered_by_sort_keys;
             for proxy in changed
                 .constraints
                 .iter_mut()
                 .filter(|proxy| are_meant(&proxy.constraint))
             {
-                if let Some(anew) = here().find(|one| one.constraint.has_name_of(&proxy.constraint)) {
+                if let Some(anew) = find_same_name(here, &proxy.constraint) {
                     *proxy = anew.clone();
                 }
             }

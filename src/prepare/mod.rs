@@ -332,6 +332,7 @@ async fn read_one(
     let is_clustered_by_sort_keys = existing.is_clustered_by_sort_keys();
     let Existing {
         collation: default,
+        is_clustered,
         uuid,
         ..
     } = existing;
@@ -339,7 +340,9 @@ async fn read_one(
     for constraint in constraints() {
         let metrics = metrics.constraint(constraint);
         let constraint = collated(client, constraint, default.as_ref()).await?;
-        proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
+        let mut proxy = ProxyCollection::new(client, constraint, metrics, lease);
+        proxy.note_clustered(is_clustered);
+        proxies.push(proxy);
     }
     // The server checks the index on `_id` before any other.
     proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());

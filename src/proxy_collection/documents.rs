@@ -3,6 +3,8 @@
 //! A walk over all has a cursor. Each shard reads each of its documents once. The walk goes through the router, which leaves out orphaned documents of
 //! moved chunks.
 
+use std::time::Duration;
+
 use bson::spec::ElementType;
 use bson::{Document, RawBson, RawDocumentBuf, Timestamp, cstr, doc, rawdoc};
 use futures_util::TryStreamExt;
@@ -10,9 +12,12 @@ use mongodb::raw_batch_cursor::RawBatchCursor;
 
 use super::find::documents_of;
 use super::time_out::{answered, within};
-use super::walk::{id_of, walk};
+use super::walk::{id_of, walk, walk_clustered};
 use super::{ProxyCollection, StoreError};
 use crate::raw::Doc;
+
+/// How long a walk that goes on in a clustered collection waits for its first reply. The server first reads all earlier documents again.
+const RESCAN_MAX: Duration = Duration::from_secs(3_600);
 
 impl ProxyCollection {
     /// Walks the documents of the protected collection after the `_id` `after`, about `batch` at a time.
@@ -105,14 +110,19 @@ impl<'p> AllDocuments<'p> {
     }
 
     async fn open(&mut self) -> Result<Option<RawBatchCursor>, StoreError> {
-        let Some(mut command) = walk(self.proxy.protected.name(), self.after.as_ref(), self.size) else {
+        let name = self.proxy.protected.name();
+        let (command, limit) = match &self.after {
+            Some(after) if self.proxy.is_clustered => (walk_clustered(name, after, self.size), RESCAN_MAX),
+            after => (walk(name, after.as_ref(), self.size), self.proxy.limit),
+        };
+        let Some(mut command) = command else {
             return Ok(None);
         };
         command.append(cstr!("projection"), self.proxy.projection_of_existing(self.shard_key)?);
         command.append(cstr!("readConcern"), self.concern.clone());
         let size = u32::try_from(self.size).unwrap_or(u32::MAX);
         let cursor = self.proxy.database.run_raw_cursor_command(command).batch_size(size);
-        within(self.proxy.limit, cursor.batch()).await.map(Some)
+        within(limit, cursor.batch()).await.map(Some)
     }
 
     /// Adds the documents with this `_id` on other shards: a walk that goes on after this `_id` doesn't meet them.

@@ -107,6 +107,8 @@ pub struct ProxyCollection {
     /// Tracks how long reservations have existed.
     watch: Arc<LeaseWatch>,
     expected: ExpectedCollection,
+    /// Whether the protected collection is clustered.
+    is_clustered: bool,
     /// How long to wait for the answer to a command.
     limit: Duration,
     finder: Finder,
@@ -158,6 +160,7 @@ impl ProxyCollection {
             reservations,
             watch: Arc::new(watch),
             expected,
+            is_clustered: false,
             lease,
             limit,
             finder,
@@ -266,6 +269,11 @@ impl ProxyCollection {
     /// Notes the uuid that the proxy collection has. Reservations are written to no other from now on.
     pub fn note_uuid(&mut self, uuid: Option<&Bson>) {
         self.expected.note(uuid);
+    }
+
+    /// Notes whether the protected collection is clustered.
+    pub fn note_clustered(&mut self, is_clustered: bool) {
+        self.is_clustered = is_clustered;
     }
 
     /// Goes on from `before`, whose constraint has its reservations in the same place. A change of the constraints makes new values of

@@ -164,3 +164,19 @@ pub(super) fn walk(collection: &str, after: Option<&RawBson>, batch: i32) -> Opt
     command.append(cstr!("batchSize"), batch);
     Some(command)
 }
+
+/// The `find` of all documents after `after` in a clustered collection: the server refuses bounds for a downward walk there.
+///
+/// No filter over several types is a bound, so the server reads all documents before `after` again. It compares values of all types in
+/// `$expr`. But it orders values of the deprecated type `DBPointer` differently there than where they lie. `$lt` orders them as they lie,
+/// and compares only values of one type. Each condition finds the documents that the other one misses.
+pub(super) fn walk_clustered(collection: &str, after: &RawBson, batch: i32) -> Option<RawDocumentBuf> {
+    if *after == RawBson::MinKey {
+        return None;
+    }
+    let of_its_type = rawdoc! { "_id": { "$lt": after.clone() } };
+    let of_all_types = rawdoc! { "$expr": { "$lt": ["$_id", { "$literal": after.clone() }] } };
+    let mut command = walk(collection, None, batch)?;
+    command.append(cstr!("filter"), rawdoc! { "$or": [of_its_type, of_all_types] });
+    Some(command)
+}

@@ -15,7 +15,7 @@ const DOCUMENTS: i32 = 20_000;
 const LATE: i32 = DOCUMENTS - 7;
 
 /// How far the cluster says that the documents of the constraint are backfilled.
-async fn done(client: &Client, database: &str) -> i64 {
+pub async fn done(client: &Client, database: &str) -> i64 {
     let definitions = client.database(database).collection::<Document>("keyward.constraints");
     let found = definitions.find_one(doc! {}).await.unwrap().unwrap_or_default();
     found
@@ -25,7 +25,7 @@ async fn done(client: &Client, database: &str) -> i64 {
 }
 
 /// Starts a backfill, and kills it once `is_time`; false if it was over before.
-async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) -> bool {
+pub async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) -> bool {
     let mut backfill = config.command("backfill", &[]).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
     while !is_time().await {

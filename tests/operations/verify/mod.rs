@@ -5,6 +5,7 @@
 
 mod backfill;
 mod clean;
+mod clustered;
 mod faults;
 mod interrupted;
 mod million;

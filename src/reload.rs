@@ -341,7 +341,7 @@ async fn enforce(
             membership.declare_if(reserving.namespaces_of_file(), &identities, is_current)
         };
         let declared = match declare().await {
-            // What was decided without these has ended, also if the entry is a new one by now.
+            // Everything that was decided without these has ended, also if the entry is a new one by now.
             Err(StoreError::Outlasted) => declare().await,
             declared => declared,
         };

@@ -208,8 +208,8 @@ impl Membership {
         }
     }
 
-    /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too, if `may_write` is true once
-    /// the entry has `namespaces`. First it is written in the entry. Then the constraints that this Keyward lacks there are noted as not
+    /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too. First it is written in the
+    /// entry. Nothing is declared unless `may_write` is true then. Then the constraints that this Keyward lacks there are noted as not
     /// enforced. Returns whether writes may go there; if not, ask again.
     ///
     /// # Errors

@@ -8,11 +8,13 @@ use std::collections::{HashMap, HashSet};
 use bson::raw::CStr;
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::filter::equal_to;
 use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
+use super::writing::ALONE_AT_ONCE;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity, root_of};
 use crate::raw::{Builder, Doc, Malformed};
@@ -112,26 +114,61 @@ impl ProxyCollection {
     }
 
     async fn find_owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        if pairs.is_empty() {
-            return Ok(Vec::new());
+        let owners: Vec<&Owner> = pairs.iter().map(|(_, owner)| *owner).collect();
+        let mut commands = Vec::new();
+        for mut command in self.owner_reads(&owners, &[], scope)? {
+            if scope == Scope::Linearizable {
+                command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
+                command.append(cstr!("maxTimeMS"), LINEARIZABLE_MS_MAX);
+                // Later replies would ignore prepared transactions.
+                command.append(cstr!("batchSize"), ALL_AT_ONCE);
+            }
+            commands.push(self.find(command));
         }
-        let mut owners = RawArrayBuf::new();
-        pairs
-            .iter()
-            .for_each(|(_, owner)| owners.push(owner_filter(owner, scope)));
-        let mut command = rawdoc! {
-            "find": self.protected.name(),
-            "filter": { "$or": owners },
-            "projection": self.projection(&[])?,
+        let found = stream::iter(commands).buffer_unordered(ALONE_AT_ONCE);
+        found.try_concat().await
+    }
+
+    /// The `find` commands that together read the documents with the `_id`s of `owners`: the fields of the constraint and of `more`.
+    ///
+    /// It is a single command, but in a clustered collection one for each owner: there a server reads all documents for a filter of
+    /// several `_id`s. For one `_id` it needs the hint, or it may read all documents of the same shard key.
+    pub(super) fn owner_reads(
+        &self,
+        owners: &[&Owner],
+        more: &[String],
+        scope: Scope,
+    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let projection = self.projection(more)?;
+        let command = |filter: RawDocumentBuf, owners: &[&Owner]| {
+            let mut command =
+                rawdoc! { "find": self.protected.name(), "filter": filter, "projection": projection.clone() };
+            append_collation(&mut command, owners, scope);
+            command
         };
-        append_collation(&mut command, pairs.iter().map(|(_, owner)| *owner), scope);
-        if scope == Scope::Linearizable {
-            command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
-            command.append(cstr!("maxTimeMS"), LINEARIZABLE_MS_MAX);
-            // Later replies would ignore prepared transactions.
-            command.append(cstr!("batchSize"), ALL_AT_ONCE);
+        match owners {
+            [] => Ok(Vec::new()),
+            owners if self.is_clustered => {
+                // An owner that is read twice would be found twice.
+                let mut read = HashSet::new();
+                let mut is_first = |owner: &&&Owner| {
+                    let route = owner.route.clone().filter(|_| scope == Scope::Route);
+                    read.insert((id_identity(&owner.id), route.map(RawDocumentBuf::into_bytes)))
+                };
+                let once = owners.iter().filter(|owner| is_first(owner));
+                let alone = |owner: &&Owner| {
+                    let mut command = command(owner_filter(owner, scope), &[owner]);
+                    command.append(cstr!("hint"), rawdoc! { "_id": 1 });
+                    command
+                };
+                Ok(once.map(alone).collect())
+            }
+            owners => {
+                let mut filters = RawArrayBuf::new();
+                owners.iter().for_each(|owner| filters.push(owner_filter(owner, scope)));
+                Ok(vec![command(rawdoc! { "$or": filters }, owners)])
+            }
         }
-        self.find(command).await
     }
 
     /// Returns the reservations whose owner doesn't hold the key.
@@ -228,16 +265,12 @@ fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>
 ///
 /// For text, the index on `_id` serves only the default collation: with the simple one, the server would read the whole collection. A
 /// route with the `_id` is served by the index of the shard key, which always has the simple collation.
-pub(super) fn append_collation<'o>(
-    command: &mut RawDocumentBuf,
-    mut owners: impl Iterator<Item = &'o Owner>,
-    scope: Scope,
-) {
+pub(super) fn append_collation(command: &mut RawDocumentBuf, owners: &[&Owner], scope: Scope) {
     let is_served = |owner: &Owner| {
         let paths = owner.route.iter().flat_map(|route| route.iter().flatten());
         !is_collated(&owner.id) || scope == Scope::Route && paths.into_iter().any(|(path, _)| path == "_id")
     };
-    if owners.all(is_served) {
+    if owners.iter().all(|owner| is_served(owner)) {
         command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
     }
 }

@@ -225,7 +225,7 @@ impl ProxyCollection {
         // no shard by text.
         match routes(owner).any(|(_, value)| is_collated(&value)) {
             true => statement.append(cstr!("collation"), rawdoc! { "locale": "simple" }),
-            false => append_collation(&mut statement, std::iter::once(owner), Scope::Route),
+            false => append_collation(&mut statement, &[owner], Scope::Route),
         }
         let delete = rawdoc! { "delete": name, "deletes": [statement] };
         match count(&self.in_transaction(session, delete).await?)? {

@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use bson::{RawArrayBuf, cstr, rawdoc};
 use mongodb::ClientSession;
 
 use super::find::find_in_transaction;
-use super::owner::{append_collation, owner_filter};
 use super::reading::find_keys;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
@@ -85,19 +83,14 @@ impl ProxyCollection {
             .map(|(_, reservation)| &reservation.owner)
             .chain(pairs.iter().map(|(_, owner)| *owner))
             .collect();
-        let mut owners = RawArrayBuf::new();
-        for owner in &asked {
-            owners.push(owner_filter(owner, Scope::Everywhere));
-        }
-        let mut command = rawdoc! { "find": self.protected.name(), "filter": { "$or": owners } };
-        command.append(cstr!("projection"), self.projection(shard_key)?);
-        append_collation(&mut command, asked.into_iter(), Scope::Everywhere);
         let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
-        let (documents, _) = find_in_transaction(session, &self.database, command).await?;
-        for document in documents {
-            let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
-            let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-            owners.push((owner, self.constraint.keys(document).unwrap_or_default()));
+        for command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
+            let (documents, _) = find_in_transaction(session, &self.database, command).await?;
+            for document in documents {
+                let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
+                let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
+                owners.push((owner, self.constraint.keys(document).unwrap_or_default()));
+            }
         }
         let moment = |key: &Key| Moment {
             owners: owners

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bson::{Bson, DateTime, Document, doc};
 use testbed::Cluster;
@@ -67,6 +68,28 @@ async fn a_backfill_of_a_clustered_collection_goes_on_where_it_was_killed() {
     assert_eq!(output.status.code(), Some(0), "{log}");
     assert!(log.contains("goes on where it stopped"), "{log}");
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, DATABASE, "users", "email_1", email).await;
+}
+
+/// The server would read the whole collection for each look-up of several owners.
+#[tokio::test]
+async fn a_backfill_of_a_clustered_collection_meets_keys_that_are_reserved() {
+    const DATABASE: &str = "clustered_reserved";
+    let cluster = Cluster::shared();
+    fill(cluster, DATABASE, |place| format!("{place}@x")).await;
+    let constraints = format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n");
+    let relay = Relay::start(cluster.router_address());
+    let config = Config::new(&relay.uri(), "2s", &constraints);
+    // How far it is isn't stored: the next backfill begins at the first document, whose key is reserved by then.
+    let held = relay.hold(b"after\0");
+    assert!(killed_midway(&config, async || held.arrives_within(Duration::ZERO)).await);
+    drop(held);
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    let (_, reserved) = testkit::keys_held_and_reserved(cluster, DATABASE, "users", "email_1", email).await;
+    assert!(reserved.len() >= 8_000, "{}", reserved.len());
+    let output = config.run("backfill", &[]).await;
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{log}");
     testkit::assert_documents_and_reservations_agree(cluster, DATABASE, "users", "email_1", email).await;
 }
 

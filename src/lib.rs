@@ -40,6 +40,7 @@ pub mod route;
 pub mod write;
 
 pub mod audit;
+pub mod backfill_share;
 pub mod client_constraints;
 pub mod current_op;
 pub mod extended_json;

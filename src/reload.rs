@@ -12,6 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backfill_share::BackfillShare;
 use crate::client_constraints::is_current;
 use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
@@ -86,7 +87,13 @@ pub async fn apply(
         (Some(acceptor), Some(settings)) => Some((acceptor, tls::Prepared::load(settings.clone())?)),
         _ => None,
     };
-    let applied = apply_constraints((service, membership, readiness), current, &wanted.constraints, follower).await?;
+    let applied = apply_constraints(
+        (service, membership, readiness),
+        current,
+        (&wanted.constraints, wanted.backfill_share),
+        follower,
+    )
+    .await?;
     let Applied {
         added,
         removed,
@@ -188,7 +195,7 @@ fn without(
 async fn apply_constraints(
     (service, membership, readiness): (&Service, &Membership, &Readiness),
     current: &mut Config,
-    wanted: &[Arc<Constraint>],
+    (wanted, backfill_share): (&[Arc<Constraint>], BackfillShare),
     follower: &mut impl ListFollower,
 ) -> Result<Applied, ReloadError> {
     let mut added = without(wanted, &current.constraints, Constraint::is_equivalent);
@@ -217,6 +224,7 @@ async fn apply_constraints(
         readiness,
         reserving: Config {
             constraints,
+            backfill_share,
             ..current.clone()
         },
         removed: &removed,
@@ -318,6 +326,7 @@ async fn enforce(
     meanwhile: &mut Meanwhile<'_, impl ListFollower>,
 ) -> Result<Vec<WaitingConstraint>, ReloadError> {
     let (service, membership, removed) = (meanwhile.service, meanwhile.membership, meanwhile.removed);
+    let how = (IfClaimed::Wait, meanwhile.reserving.backfill_share);
     let client = service.upstream.client();
     // An earlier configuration may have failed to give up constraints. The entry mustn't list them once this one writes without them.
     membership.settle().await.map_err(PrepareError::from)?;
@@ -352,8 +361,7 @@ async fn enforce(
         // Clients' constraints are backfilled in the background, and so are those that wait since before: if documents violate one, that
         // mustn't stop others.
         let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && is_new(constraint);
-        let backfilling =
-            reserving.backfill_documents(client, Some(membership), (is_meant, is_new, is_new), IfClaimed::Wait);
+        let backfilling = reserving.backfill_documents(client, Some(membership), (is_meant, is_new, is_new), how);
         waiting = meanwhile.during(backfilling).await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| one.has_name_of(constraint));

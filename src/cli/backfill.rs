@@ -38,9 +38,10 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &BackfillOpt
     let reports = task.runtime.block_on(async {
         let client = task.connect().await?;
         let (lease, metrics) = (task.config.lease, &task.metrics);
+        let all = (&[][..], task.config.backfill_share);
         let reports = match options.dry_run {
             true => prepare::find_duplicates(&client, &constraints, lease, metrics).await,
-            false => match prepare::prepare(&client, &constraints, lease, metrics, None, &[]).await {
+            false => match prepare::prepare(&client, &constraints, lease, metrics, None, all).await {
                 Ok(_) => Ok(Reports::default()),
                 Err(PrepareError::Duplicates(reports)) => Ok(reports),
                 Err(error) => Err(error),

@@ -13,8 +13,9 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
-use super::raw::{RawConfig, RawLog};
+use super::raw::{RawBackfill, RawConfig, RawLog};
 use super::{Config, Host, Log, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, traces, upstream_uri};
+use crate::backfill_share::BackfillShare;
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -28,6 +29,8 @@ const DEFAULT_RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 const LEASE_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const SWEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+/// So a pause is at most a hundred times as long as the batch before it.
+const SHARE_RANGE: RangeInclusive<f64> = 0.01..=1.0;
 const RELOAD_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
 /// Why a log level is refused.
@@ -103,6 +106,7 @@ pub fn config(
         lease: duration_in("lease", raw.lease.unwrap_or(DEFAULT_LEASE), LEASE_RANGE, found),
         sweep: duration_in("sweep", raw.sweep.unwrap_or(DEFAULT_SWEEP), SWEEP_RANGE, found),
         audit: raw.audit.unwrap_or_default(),
+        backfill_share: checked_share(&raw.backfill.unwrap_or_default(), found),
         drain_delay: duration_in("drain_delay", raw.drain_delay.unwrap_or_default(), DRAIN_RANGE, found),
         drain: duration_in("drain", raw.drain.unwrap_or(DEFAULT_DRAIN), DRAIN_RANGE, found),
         reload_interval: duration_in(
@@ -118,6 +122,18 @@ pub fn config(
         tls: raw.tls.and_then(|raw| tls::check(raw, directory, found)),
         upstream: upstream?,
     })
+}
+
+fn checked_share(raw: &RawBackfill, found: &mut FoundProblems<'_>) -> BackfillShare {
+    let share = raw.max_share.map_or(BackfillShare::ALL, BackfillShare);
+    if !SHARE_RANGE.contains(&share.0) {
+        let path = SettingPath::top().field("backfill").field("max_share");
+        found.refuse(
+            path,
+            format!("must be {} to {}", SHARE_RANGE.start(), SHARE_RANGE.end()),
+        );
+    }
+    share
 }
 
 /// The connection string, which must be in exactly one of the three places, and the setting to blame if it is wrong.
@@ -321,7 +337,7 @@ mod tests {
                 example.admin,
                 example.lease,
                 (example.drain_delay, example.drain, example.reload_interval),
-                (example.sweep, example.audit),
+                (example.sweep, example.audit, example.backfill_share),
                 example.log,
                 example.limits
             ),
@@ -330,7 +346,7 @@ mod tests {
                 defaults.admin,
                 defaults.lease,
                 (defaults.drain_delay, defaults.drain, defaults.reload_interval),
-                (defaults.sweep, defaults.audit),
+                (defaults.sweep, defaults.audit, defaults.backfill_share),
                 defaults.log,
                 defaults.limits
             )
@@ -346,6 +362,7 @@ mod tests {
             format!("# Default: 1m; {}", in_words(SWEEP_RANGE)),
             format!("# Default: 0s; {}", in_words(DRAIN_RANGE)),
             format!("# Default: 5s; {}", in_words(RELOAD_INTERVAL_RANGE)),
+            format!("# Default: 1; {} to {}", SHARE_RANGE.start(), SHARE_RANGE.end()),
         ]
         .into_iter()
         .chain(limits::defaults_and_ranges())

@@ -24,6 +24,7 @@ use serde::Deserialize;
 use self::check::{FoundProblems, NO_LOG_FILTER};
 pub use self::problem::{FilePosition, PathStep, Problem, Problems, SettingPath};
 pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
+use crate::backfill_share::BackfillShare;
 use crate::constraint::Constraint;
 use crate::limits::Limits;
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub admin: SocketAddr,
     /// How long a reservation is presumed in flight while its owner doesn't exist; 1 s to 10 min.
     pub lease: Duration,
+    /// The largest share of the time that a backfill works; 0.01 to 1.
+    pub backfill_share: BackfillShare,
     /// The time between two sweeps of each constraint; 1 s to 1 d.
     pub sweep: Duration,
     /// Whether to follow the change streams of protected collections.

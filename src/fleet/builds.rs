@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bson::oid::ObjectId;
 
 use super::{Membership, RegisterEntry};
+use crate::backfill_share::BackfillShare;
 use crate::client_constraints::{BuildState, ClientConstraints, SharedList, reply_of_violated};
 use crate::constraint::Constraint;
 use crate::prepare::{self, IfClaimed, PrepareError, Report, Reports, ReservingConstraints, WaitingConstraint};
@@ -85,7 +86,7 @@ impl<'a> Builds<'a> {
         service: &Service,
         membership: &Membership,
         meant: &[Arc<Constraint>],
-        reserving: &ReservingConstraints,
+        (reserving, share): (&ReservingConstraints, BackfillShare),
     ) -> Result<Backfilled, PrepareError> {
         let client = service.upstream.client();
         let mut backfilled = Backfilled::default();
@@ -95,7 +96,12 @@ impl<'a> Builds<'a> {
             let is_it = |one: &Constraint| one.has_name_of(constraint);
             let never = |_: &Constraint| false;
             let waiting = reserving
-                .backfill_documents(client, Some(membership), (is_it, never, never), IfClaimed::Leave)
+                .backfill_documents(
+                    client,
+                    Some(membership),
+                    (is_it, never, never),
+                    (IfClaimed::Leave, share),
+                )
                 .await;
             match waiting {
                 Ok(mut waiting) => {

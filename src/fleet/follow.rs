@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::builds::{Backfilled, Builds};
 use super::{Membership, RegisterEntry, replaced};
+use crate::backfill_share::BackfillShare;
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
@@ -71,6 +72,8 @@ pub struct Kept {
     pub clients: ClientConstraints,
     /// How long a reservation whose owner isn't there yet is presumed in flight.
     pub lease: Duration,
+    /// The largest share of the time that a backfill works.
+    pub backfill_share: BackfillShare,
 }
 
 /// The findings of earlier polls.
@@ -180,7 +183,9 @@ async fn backfill(
     if !reserving.go_on_from(&service.writes.catalog()) {
         return Ok(None);
     }
-    let backfilled = builds.backfill(service, membership, meant, &reserving).await?;
+    let backfilled = builds
+        .backfill(service, membership, meant, (&reserving, kept.backfill_share))
+        .await?;
     Ok(Some(backfilled))
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Kept, Membership};
+use crate::backfill_share::BackfillShare;
 use crate::constraint::Constraint;
 use crate::metrics::constraint_label;
 use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing};
@@ -72,10 +73,15 @@ pub(super) async fn renew_gone(
     for constraint in &unready {
         let is_it = |one: &Constraint| one.has_name_of(constraint);
         let never = |_: &Constraint| false;
-        // Whether or not the other Keywards reserve for it, nothing may be reserved here before all documents are. The next poll makes it
+        // Writes wait for it, so it makes no pauses. Whether or not the other Keywards reserve for it, nothing may be reserved here before all documents are. The next poll makes it
         // enforced.
         let backfilled = reserving
-            .backfill_documents(client, None, (is_it, never, never), IfClaimed::Leave)
+            .backfill_documents(
+                client,
+                None,
+                (is_it, never, never),
+                (IfClaimed::Leave, BackfillShare::ALL),
+            )
             .await;
         match backfilled {
             // All other documents have their reservations. The next poll reports these.

@@ -235,7 +235,8 @@ pub(super) async fn prepared(
                 let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
                 membership.list(&reserving.identities(|_| true), doubt).await?;
             }
-            let prepared = prepare::prepare(client, constraints, config.lease, metrics, Some(membership), &deferred);
+            let how = (&deferred[..], config.backfill_share);
+            let prepared = prepare::prepare(client, constraints, config.lease, metrics, Some(membership), how);
             let (reserving, waiting) = match prepared.await {
                 Err(PrepareError::Duplicates(reports)) => return defer(&mut deferred, client, config, reports).await,
                 prepared => prepared?,

@@ -32,6 +32,7 @@ pub(super) fn keeping(
         constraints: config.constraints.clone(),
         clients: clients.list().clone(),
         lease: config.lease,
+        backfill_share: config.backfill_share,
     };
     let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());
     let work = service.board.work.clone();

@@ -16,6 +16,7 @@ use super::duplicate_groups::DuplicateGroups;
 use super::position::BackfillPosition;
 use super::report::{Report, UnindexableDocument};
 use super::writes_at_work;
+use crate::backfill_share::{BackfillShare, Pauses};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, WritesUnderWay};
 use crate::constraint::{DuplicateKey, Key};
@@ -51,12 +52,13 @@ struct BatchViolations {
 }
 
 /// Reserves every key of the constraint at `position`, for all documents of the collection after the position
-/// `reached`.
+/// `reached`. It works for no more than `share` of the time.
 pub(super) async fn backfill(
     client: &Client,
     protected: &Protected,
     position: usize,
     reached: &BackfillPosition,
+    share: BackfillShare,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
@@ -79,8 +81,9 @@ pub(super) async fn backfill(
         let batch = all.next().await?;
         Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
     });
+    let pauses = &Pauses::of(share);
     let batches = batches.map_ok(|(batch, last)| async move {
-        let violations = backfill_batch(protected, position, &batch).await?;
+        let violations = pauses.pace(backfill_batch(protected, position, &batch)).await?;
         Ok((batch.len() as u64, last, violations))
     });
     // In the order of reading: everything up to `last` is backfilled.

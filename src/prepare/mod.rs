@@ -38,6 +38,7 @@ use bson::oid::ObjectId;
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 
+use crate::backfill_share::BackfillShare;
 use crate::catalog::Protected;
 use crate::constraint::{Constraint, Strategy};
 use crate::default_collations::DefaultCollations;
@@ -70,7 +71,8 @@ pub use written_past::{note_written_past, written_past};
 
 /// Prepares all `constraints` in their order, but backfills no documents for those `deferred`. Returns the prepared constraints, and those
 /// that can't be called enforced yet because another Keyward may write without them, or because they are deferred. Without `membership`, no
-/// constraint becomes enforced: this process doesn't know whether any Keyward reserves meanwhile.
+/// constraint becomes enforced: this process doesn't know whether any Keyward reserves meanwhile. Each backfill works for no more than
+/// `share` of the time.
 ///
 /// # Errors
 /// [`PrepareError`]; Keyward must not serve clients then.
@@ -80,7 +82,7 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
     membership: Option<&Membership>,
-    deferred: &[Arc<Constraint>],
+    (deferred, share): (&[Arc<Constraint>], BackfillShare),
 ) -> Result<(ReservingConstraints, Vec<WaitingConstraint>), PrepareError> {
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
@@ -97,7 +99,7 @@ pub async fn prepare(
             client,
             membership,
             (is_meant, |_: &Constraint| false, |_: &Constraint| true),
-            IfClaimed::Wait,
+            (IfClaimed::Wait, share),
         )
         .await?;
     Ok((reserving, waiting))

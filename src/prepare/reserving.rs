@@ -15,6 +15,7 @@ use super::position::{BackfillPosition, Between};
 use super::report::{Report, Reports};
 use super::stored_definition::{ConstraintState, definition_id};
 use super::{Collection, PrepareError, standings, suspend};
+use crate::backfill_share::BackfillShare;
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
@@ -227,7 +228,8 @@ impl ReservingConstraints {
     /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so only for constraints that
     /// `are_meant`, if they weren't enforced, or are `anew`: these were suspended since. A constraint can't be enforced if another
     /// Keyward may write without it. Its violations are reported nonetheless, if it may be left out, and `are_new` here. Returns the
-    /// constraints that must wait for a Keyward which may write without reserving, and those that aren't meant and not enforced.
+    /// constraints that must wait for a Keyward which may write without reserving, and those that aren't meant and not enforced. Each
+    /// backfill works for no more than `share` of the time.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -240,7 +242,7 @@ impl ReservingConstraints {
             impl Fn(&Constraint) -> bool,
             impl Fn(&Constraint) -> bool,
         ),
-        if_claimed: IfClaimed,
+        (if_claimed, share): (IfClaimed, BackfillShare),
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let mut waiting = Vec::new();
         let mut pending = Vec::new();
@@ -254,6 +256,7 @@ impl ReservingConstraints {
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));
                     let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), guard).await?;
+                    one.share = share;
                     one.may_be_left_out = are_new(&proxy.constraint) && proxy.constraint.may_be_left_out();
                     pending.push(one);
                 }
@@ -346,6 +349,8 @@ struct Backfilling<'a> {
     /// Whether the constraint is left out if documents violate it. Then Keyward reads them also while others may write
     /// without it.
     may_be_left_out: bool,
+    /// The largest share of the time that the backfill works.
+    share: BackfillShare,
 }
 
 /// The result for the documents of a constraint.
@@ -381,6 +386,7 @@ impl<'a> Backfilling<'a> {
             },
             guard,
             may_be_left_out: false,
+            share: BackfillShare::ALL,
         })
     }
 
@@ -414,7 +420,7 @@ impl<'a> Backfilling<'a> {
     /// constraint.
     async fn report(&self) -> Result<Report, PrepareError> {
         let reached = self.resume(false).await?;
-        backfill::backfill(self.client, self.protected, self.position, &reached).await
+        backfill::backfill(self.client, self.protected, self.position, &reached, self.share).await
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.
@@ -427,7 +433,7 @@ impl<'a> Backfilling<'a> {
         if !others.is_empty() {
             return Ok(Taken::Nothing(others));
         }
-        let report = backfill::backfill(self.client, self.protected, self.position, &reached).await?;
+        let report = backfill::backfill(self.client, self.protected, self.position, &reached, self.share).await?;
         Ok(match report.is_empty() {
             true => Taken::All(reached.backfill_epoch),
             false => Taken::Violated(report),

@@ -236,7 +236,8 @@ async fn replace_constraints(
     current: &mut Config,
     wanted: Vec<Arc<Constraint>>,
 ) -> Result<(Vec<String>, Vec<String>), ReloadError> {
-    let applied = apply_constraints((service, membership, readiness), current, &wanted, &mut NoList).await?;
+    let share = current.backfill_share;
+    let applied = apply_constraints((service, membership, readiness), current, (&wanted, share), &mut NoList).await?;
     let Applied { added, removed, .. } = applied.shown(service, readiness);
     current.constraints = wanted;
     Ok((constraint_labels(&added), constraint_labels(&removed)))

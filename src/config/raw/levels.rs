@@ -3,7 +3,7 @@
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{RawConfig, RawConstraint, RawLimits, RawLog, RawTls, RawTraces};
+use super::{RawBackfill, RawConfig, RawConstraint, RawLimits, RawLog, RawTls, RawTraces};
 
 /// The place of the setting `name`, by the level that knows it; `None` if no level does.
 pub(super) fn place_of(name: &str) -> Option<String> {
@@ -11,6 +11,7 @@ pub(super) fn place_of(name: &str) -> Option<String> {
         ("the top of the file", field_names::<RawConfig>()),
         ("`tls`", field_names::<RawTls>()),
         ("`log`", field_names::<RawLog>()),
+        ("`backfill`", field_names::<RawBackfill>()),
         ("`traces`", field_names::<RawTraces>()),
         ("`limits`", field_names::<RawLimits>()),
         ("each item of `constraints`", field_names::<RawConstraint>()),
@@ -67,6 +68,7 @@ mod tests {
             ("mode", "`tls`"),
             ("level", "`log`"),
             ("sampling_ratio", "`traces`"),
+            ("max_share", "`backfill`"),
             ("idle_timeout", "`limits`"),
             ("key", "`tls` or each item of `constraints`"),
         ] {

@@ -49,6 +49,7 @@ pub struct RawConfig {
     #[serde(default, deserialize_with = "duration")]
     pub sweep: Option<Duration>,
     pub audit: Option<bool>,
+    pub backfill: Option<RawBackfill>,
     pub log: Option<RawLog>,
     pub traces: Option<RawTraces>,
     pub limits: Option<RawLimits>,
@@ -84,6 +85,13 @@ pub struct RawLog {
     #[serde(default, deserialize_with = "word")]
     pub format: Option<LogFormat>,
     pub level: Option<String>,
+}
+
+/// `backfill`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawBackfill {
+    pub max_share: Option<f64>,
 }
 
 /// `traces`

@@ -132,7 +132,7 @@ fn the_page_has_every_setting_of_the_example() {
     ] {
         assert!(made.contains(&format!("| `{name}` | ")), "{name}");
     }
-    for section in ["tls", "log", "traces", "limits", "constraints"] {
+    for section in ["tls", "backfill", "log", "traces", "limits", "constraints"] {
         assert!(made.contains(&format!("\n## `{section}`\n")), "{section}");
     }
 }

@@ -92,6 +92,33 @@ async fn a_backfill_goes_on_where_it_was_killed() {
 }
 
 #[tokio::test]
+async fn a_backfill_works_for_no_more_than_its_share() {
+    let cluster = Cluster::shared();
+    testkit::shard_on_two(
+        cluster,
+        "backfill_share.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    // Five batches, of which three begin at once.
+    fill(&cluster.client(), "backfill_share", 40_000, |id| format!("{id}@x")).await;
+    let constraints = "  - { collection: backfill_share.users, key: { email: 1 } }\nbackfill: { max_share: 0.05 }\n";
+    let config = Config::new(&cluster.uri(), "2s", constraints);
+    let began = Instant::now();
+    let output = config.run("backfill", &[]).await;
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // No server reserves 8,000 keys in a tenth of a second, and the pause is nineteen times as long.
+    assert!(began.elapsed() >= Duration::from_millis(1_900), "{:?}", began.elapsed());
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, "backfill_share", "users", "email_1", email).await;
+}
+
+#[tokio::test]
 async fn a_backfill_begins_anew_where_its_proxy_collection_is_another_one() {
     let cluster = Cluster::shared();
     testkit::shard_on_two(

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 mod backfilled_once;
+mod fleet_started;
 mod left_at_work;
 mod left_out;
 mod on_violation;

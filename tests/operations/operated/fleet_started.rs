@@ -1,0 +1,102 @@
+//! Many Keywards that start at once, on a cluster that is busy with itself: its balancer is on, a chunk moves to and fro, one shard is
+//! draining, and a zone is set.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+
+use bson::{Document, doc};
+use testbed::Cluster;
+use testkit::given;
+use testkit::keyward::Keyward;
+
+use crate::operated::rolled::until_ready;
+
+const DATABASE: &str = "fleet_started";
+/// How many, unless `KEYWARD_FLEET` says so.
+const KEYWARDS: u64 = 12;
+const DOCUMENTS: i32 = 4_000;
+
+/// Sets a zone, lets a shard drain, and turns the balancer on.
+fn make_busy(cluster: &Cluster) {
+    let [first, .., last] = cluster.shards() else {
+        panic!("three shards")
+    };
+    let namespace = format!("{DATABASE}.users");
+    let range = doc! { "min": { "region": "a" }, "max": { "region": "b" }, "zone": "A" };
+    let mut zone_of_range = doc! { "updateZoneKeyRange": &namespace };
+    zone_of_range.extend(range);
+    for command in [
+        doc! { "addShardToZone": first.name(), "zone": "A" },
+        zone_of_range,
+        doc! { "shardCollection": "fleet_moved.documents", "key": { "_id": 1 } },
+        doc! { "removeShard": last.name() },
+        doc! { "balancerStart": 1 },
+    ] {
+        cluster
+            .run("admin", command.clone())
+            .unwrap_or_else(|error| panic!("{command}: {error}"));
+    }
+}
+
+/// Moves a chunk to and fro until all is done; returns how often it was moved.
+fn move_chunks(cluster: &Cluster, is_done: &AtomicBool, moved: &AtomicU32) {
+    for shard in [0, 1].into_iter().cycle() {
+        if is_done.load(Ordering::Relaxed) {
+            return;
+        }
+        let to = cluster.shards()[shard].name();
+        let command = doc! { "moveChunk": "fleet_moved.documents", "find": { "_id": 0 }, "to": to };
+        // The balancer may be moving something at the same shards.
+        if cluster.run("admin", command).is_ok() {
+            moved.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_keywards_start_at_once_while_chunks_move_and_a_shard_drains() {
+    let cluster = Cluster::builder().shards(3).start().unwrap();
+    testkit::shard_on_two(
+        &cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let region = |id: i32| if id % 2 == 0 { "a" } else { "z" };
+    let user = |id: i32| doc! { "_id": id, "region": region(id), "email": format!("{id}@x"), "phone": id };
+    let client = cluster.client();
+    let users = client.database(DATABASE).collection::<Document>("users");
+    users
+        .insert_many((0..DOCUMENTS).map(user))
+        .ordered(false)
+        .await
+        .unwrap();
+    let moved = client.database("fleet_moved").collection::<Document>("documents");
+    moved
+        .insert_many((0..2_000).map(|id| doc! { "_id": id }))
+        .await
+        .unwrap();
+    make_busy(&cluster);
+    let count = given::number("KEYWARD_FLEET").unwrap_or(KEYWARDS);
+    let (is_done, moves) = (AtomicBool::new(false), AtomicU32::new(0));
+    let constraint = |field| format!("  - {{ collection: {DATABASE}.users, key: {{ {field}: 1 }} }}\n");
+    let constraints = ["email", "phone"].map(constraint).concat();
+    let uri = cluster.uri();
+    let keywards: Vec<Keyward> = thread::scope(|scope| {
+        scope.spawn(|| move_chunks(&cluster, &is_done, &moves));
+        let started: Vec<_> = (0..count)
+            .map(|_| scope.spawn(|| Keyward::start(&uri, &constraints)))
+            .collect();
+        let started: Vec<_> = started.into_iter().map(ScopedJoinHandle::join).collect();
+        is_done.store(true, Ordering::Relaxed);
+        started.into_iter().map(Result::unwrap).collect()
+    });
+    assert!(moves.into_inner() > 0, "no chunk was moved");
+    for (keyward, id) in keywards.iter().zip(DOCUMENTS..) {
+        until_ready(keyward);
+        let twice = doc! { "_id": id, "region": region(id), "email": "5@x", "phone": id };
+        assert_eq!(keyward.insert(DATABASE, twice), Err(11000));
+    }
+    let (exit, findings) = keywards[0].verify();
+    assert_eq!(exit, Some(0), "{findings}");
+}

@@ -1,14 +1,14 @@
-//! Bounds the share of the time that a backfill works, so that clients feel less of it.
+//! Slows backfills down by pauses, so that clients feel less of them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest pause. A cursor between two batches lives for ten minutes.
+/// The longest pause. The server may close a cursor that isn't read for ten minutes.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// The largest share of the time that a backfill works, above 0 and up to 1.
+/// How fast a backfill may be, as a share of its full speed: above 0 and up to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackfillShare(pub f64);
 
@@ -29,7 +29,7 @@ impl BackfillShare {
 #[derive(Debug)]
 pub struct Pauses {
     share: BackfillShare,
-    owed: Mutex<Vec<Duration>>,
+    pending: Mutex<Vec<Duration>>,
 }
 
 impl Pauses {
@@ -37,18 +37,18 @@ impl Pauses {
     pub fn of(share: BackfillShare) -> Pauses {
         Pauses {
             share,
-            owed: Mutex::default(),
+            pending: Mutex::default(),
         }
     }
 
-    /// Does the `work` of one batch, after the pause of an earlier one.
-    pub async fn pace<T>(&self, work: impl Future<Output = T>) -> T {
-        let pause = self.owed.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    /// Does the `work` of one batch, after the pause of an earlier one. It took `spent` to read the batch.
+    pub async fn pace<T>(&self, spent: Duration, work: impl Future<Output = T>) -> T {
+        let pause = self.pending.lock().unwrap_or_else(PoisonError::into_inner).pop();
         tokio::time::sleep(pause.unwrap_or_default()).await;
         let began = Instant::now();
         let outcome = work.await;
-        let pause = self.share.pause(began.elapsed());
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner).push(pause);
+        let pause = self.share.pause(spent + began.elapsed());
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push(pause);
         outcome
     }
 }
@@ -74,10 +74,11 @@ mod tests {
         let work = Duration::from_millis(10);
         let pauses = Pauses::of(BackfillShare(0.2));
         let began = Instant::now();
-        let batches = stream::iter(0..12).map(|_| pauses.pace(async { tokio::time::sleep(work).await }));
+        let batches =
+            stream::iter(0..12).map(|_| pauses.pace(Duration::ZERO, async { tokio::time::sleep(work).await }));
         batches.buffered(3).for_each(|()| std::future::ready(())).await;
         // Three at a time: four in a row, with three pauses in between.
         assert!(began.elapsed() >= work * (4 + 3 * 4), "{:?}", began.elapsed());
-        assert_eq!(pauses.owed.into_inner().unwrap().len(), 3);
+        assert_eq!(pauses.pending.into_inner().unwrap().len(), 3);
     }
 }

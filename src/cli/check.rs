@@ -93,7 +93,7 @@ fn summary(config: &Config) -> String {
         ("lease", for_people(config.lease)),
         ("sweep", for_people(config.sweep)),
         ("audit", if config.audit { "on" } else { "off" }.to_owned()),
-        ("backfill", format!("{} of the time", config.backfill_share.0)),
+        ("backfill", format!("at {} of the full speed", config.backfill_share.0)),
         (
             "drain",
             format!("{}, after {}", for_people(config.drain), for_people(config.drain_delay)),

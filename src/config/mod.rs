@@ -46,7 +46,7 @@ pub struct Config {
     pub admin: SocketAddr,
     /// How long a reservation is presumed in flight while its owner doesn't exist; 1 s to 10 min.
     pub lease: Duration,
-    /// The largest share of the time that a backfill works; 0.01 to 1.
+    /// How fast a backfill may be; 0.01 to 1.
     pub backfill_share: BackfillShare,
     /// The time between two sweeps of each constraint; 1 s to 1 d.
     pub sweep: Duration,

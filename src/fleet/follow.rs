@@ -72,7 +72,7 @@ pub struct Kept {
     pub clients: ClientConstraints,
     /// How long a reservation whose owner isn't there yet is presumed in flight.
     pub lease: Duration,
-    /// The largest share of the time that a backfill works.
+    /// How fast a backfill may be.
     pub backfill_share: BackfillShare,
 }
 

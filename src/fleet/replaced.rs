@@ -73,8 +73,8 @@ pub(super) async fn renew_gone(
     for constraint in &unready {
         let is_it = |one: &Constraint| one.has_name_of(constraint);
         let never = |_: &Constraint| false;
-        // Writes wait for it, so it makes no pauses. Whether or not the other Keywards reserve for it, nothing may be reserved here before all documents are. The next poll makes it
-        // enforced.
+        // Whether or not the other Keywards reserve for it, nothing may be reserved here before all documents are. The next poll makes it
+        // enforced. Writes wait for this backfill, so it makes no pauses.
         let backfilled = reserving
             .backfill_documents(
                 client,

@@ -3,7 +3,7 @@
 //! It walks the documents by their `_id`s, several batches at a time, and stores how far all of them have come. It
 //! groups the documents that violate the constraint by key. It does not change the documents.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bson::{RawBson, RawDocumentBuf, Timestamp};
 use futures_util::stream::{self, TryStreamExt};
@@ -52,7 +52,7 @@ struct BatchViolations {
 }
 
 /// Reserves every key of the constraint at `position`, for all documents of the collection after the position
-/// `reached`. It works for no more than `share` of the time.
+/// `reached`. It keeps to `share`.
 pub(super) async fn backfill(
     client: &Client,
     protected: &Protected,
@@ -78,12 +78,13 @@ pub(super) async fn backfill(
     let all = proxy.all_documents(reached.after.clone(), BATCH, &protected.shard_key);
     let all = all.by_majority(moment);
     let batches = stream::try_unfold(all, |mut all| async move {
+        let began = Instant::now();
         let batch = all.next().await?;
-        Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
+        Ok::<_, StoreError>(batch.map(|batch| ((batch, began.elapsed()), all)))
     });
     let pauses = &Pauses::of(share);
-    let batches = batches.map_ok(|(batch, last)| async move {
-        let violations = pauses.pace(backfill_batch(protected, position, &batch)).await?;
+    let batches = batches.map_ok(|((batch, last), spent)| async move {
+        let violations = pauses.pace(spent, backfill_batch(protected, position, &batch)).await?;
         Ok((batch.len() as u64, last, violations))
     });
     // In the order of reading: everything up to `last` is backfilled.

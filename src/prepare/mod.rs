@@ -71,8 +71,8 @@ pub use written_past::{note_written_past, written_past};
 
 /// Prepares all `constraints` in their order, but backfills no documents for those `deferred`. Returns the prepared constraints, and those
 /// that can't be called enforced yet because another Keyward may write without them, or because they are deferred. Without `membership`, no
-/// constraint becomes enforced: this process doesn't know whether any Keyward reserves meanwhile. Each backfill works for no more than
-/// `share` of the time.
+/// constraint becomes enforced: this process doesn't know whether any Keyward reserves meanwhile. Each backfill keeps to
+/// `share`.
 ///
 /// # Errors
 /// [`PrepareError`]; Keyward must not serve clients then.

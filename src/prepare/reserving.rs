@@ -229,7 +229,7 @@ impl ReservingConstraints {
     /// `are_meant`, if they weren't enforced, or are `anew`: these were suspended since. A constraint can't be enforced if another
     /// Keyward may write without it. Its violations are reported nonetheless, if it may be left out, and `are_new` here. Returns the
     /// constraints that must wait for a Keyward which may write without reserving, and those that aren't meant and not enforced. Each
-    /// backfill works for no more than `share` of the time.
+    /// backfill keeps to `share`.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -349,7 +349,7 @@ struct Backfilling<'a> {
     /// Whether the constraint is left out if documents violate it. Then Keyward reads them also while others may write
     /// without it.
     may_be_left_out: bool,
-    /// The largest share of the time that the backfill works.
+    /// How fast the backfill may be.
     share: BackfillShare,
 }
 

@@ -14,7 +14,6 @@ use super::filter::equal_to;
 use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
-use super::writing::ALONE_AT_ONCE;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity, root_of};
 use crate::raw::{Builder, Doc, Malformed};
@@ -23,6 +22,12 @@ use crate::traces::{ProxyRequest, asking};
 
 /// The time limit of a linearizable read, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
+
+/// How many owners of a clustered collection are looked up alone at a time. If a shard has no majority, each of these reads occupies one of the
+/// driver's ten connections for ten seconds.
+const ALONE_AT_ONCE: usize = 2;
+/// How many owners one look-up has at most, if each is looked up alone: all of them together must be found within the time limit.
+const ALONE_MAX: usize = 200;
 
 /// The name of a field that no document has.
 pub(super) const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
@@ -56,7 +61,7 @@ impl ProxyCollection {
     /// Another document of the same look-up that holds the key doesn't count.
     pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(pairs.len());
-        for pairs in pairs.chunks(KEYS_MAX) {
+        for pairs in pairs.chunks(self.owners_max()) {
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             for document in self.owners(pairs, scope).await? {
                 let id = id_identity(&id_of(&document)?);
@@ -90,7 +95,7 @@ impl ProxyCollection {
         {
             return Ok(());
         }
-        for positions in missed.chunks(KEYS_MAX) {
+        for positions in missed.chunks(self.owners_max()) {
             let pairs: Vec<_> = positions.iter().map(|position| pairs[*position]).collect();
             let by_id = |document: Doc<'_>| {
                 let id = id_of(RawDocument::from_bytes(document.bytes()).ok()?).ok()?;
@@ -126,7 +131,12 @@ impl ProxyCollection {
             commands.push(self.find(command));
         }
         let found = stream::iter(commands).buffer_unordered(ALONE_AT_ONCE);
-        found.try_concat().await
+        within(self.limit, found.try_concat()).await
+    }
+
+    /// How many owners one look-up may have.
+    pub(super) fn owners_max(&self) -> usize {
+        if self.is_clustered { ALONE_MAX } else { KEYS_MAX }
     }
 
     /// The `find` commands that together read the documents with the `_id`s of `owners`: the fields of the constraint and of `more`.

@@ -32,6 +32,19 @@ impl ProxyCollection {
         if misrouted.is_empty() || within(self.limit, self.sharding()).await?.key != shard_key {
             return Ok(0);
         }
+        let mut renewed = 0;
+        for misrouted in misrouted.chunks(self.owners_max()) {
+            renewed += self.renew_these(misrouted, shard_key, &owner_of).await?;
+        }
+        Ok(renewed)
+    }
+
+    async fn renew_these(
+        &self,
+        misrouted: &[(&Key, &Reservation)],
+        shard_key: &[String],
+        owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
+    ) -> Result<u64, StoreError> {
         let pairs: Vec<_> = misrouted.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
         let moments = within(self.limit, self.at_one_moment(&pairs, shard_key, owner_of)).await?;
         let mut updates = RawArrayBuf::new();

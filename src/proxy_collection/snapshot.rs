@@ -89,7 +89,14 @@ impl ProxyCollection {
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
                 let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-                owners.push((owner, self.constraint.keys(document).unwrap_or_default()));
+                let keys = self.constraint.keys(document).unwrap_or_default();
+                // Read alone, owners whose `_id`s a default collation calls equal are found several times.
+                let is_it = |(found, its_keys): &(Owner, Vec<Key>)| {
+                    (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)
+                };
+                if !owners.iter().any(is_it) {
+                    owners.push((owner, keys));
+                }
             }
         }
         let moment = |key: &Key| Moment {

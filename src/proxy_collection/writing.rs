@@ -21,8 +21,8 @@ use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write
 pub const PATIENCE_MS: i32 = 1_000;
 /// How long the command of a single item may wait, in ms, if the item has waited before.
 pub const PATIENCE_ALONE_MS: i32 = 500;
-/// How many items are tried alone, or are read alone, at a time.
-pub(super) const ALONE_AT_ONCE: usize = 32;
+/// How many items are tried alone at a time.
+const ALONE_AT_ONCE: usize = 32;
 
 /// Runs commands of one item each, and returns their outcomes in order.
 ///

@@ -169,8 +169,8 @@ async fn poll(
     Ok(())
 }
 
-/// Backfills the documents of those `meant`. It returns none if some proxy collections are gone: their reservations come first, at the next
-/// poll.
+/// Backfills the documents of those `meant`. It returns none once some proxy collections are gone: their reservations come first, at the next
+/// poll. After that the backfill goes on.
 async fn backfill(
     service: &Service,
     membership: &Membership,
@@ -183,10 +183,12 @@ async fn backfill(
     if !reserving.go_on_from(&service.writes.catalog()) {
         return Ok(None);
     }
-    let backfilled = builds
-        .backfill(service, membership, meant, (&reserving, kept.backfill_share))
-        .await?;
-    Ok(Some(backfilled))
+    let backfilled = builds.backfill(service, membership, meant, (&reserving, kept.backfill_share));
+    tokio::select! {
+        backfilled = backfilled => backfilled.map(Some),
+        // Writes wait for its reservations.
+        () = replaced::noticed_gone(service, kept) => Ok(None),
+    }
 }
 
 impl Findings {

@@ -15,6 +15,9 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::readiness::Readiness;
 use crate::session::Service;
 
+/// How long to leave it between two looks at the catalog.
+const POLL: Duration = Duration::from_secs(1);
+
 /// Notes which proxy collections aren't the ones any more that this Keyward writes to, as the `standings` of `constraints` show.
 /// Another Keyward has made their reservations anew.
 pub(super) fn note_gone(service: &Service, constraints: &[Arc<Constraint>], standings: &[Option<Standing>]) {
@@ -47,9 +50,7 @@ pub(super) async fn renew_gone(
     kept: &Kept,
     readiness: &Readiness,
 ) -> Result<bool, PrepareError> {
-    let mut gone = gone(service);
-    // A refused configuration may have left others, which reserve without need.
-    gone.retain(|proxy| kept.constraints.iter().any(|one| one.has_name_of(&proxy.constraint)));
+    let gone = gone(service, kept);
     if gone.is_empty() {
         return Ok(false);
     }
@@ -94,11 +95,21 @@ pub(super) async fn renew_gone(
     Ok(true)
 }
 
+/// Returns once a write has noticed that a proxy collection is gone.
+pub(super) async fn noticed_gone(service: &Service, kept: &Kept) {
+    while gone(service, kept).is_empty() {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
 /// The proxy collections that are known to be gone.
-fn gone(service: &Service) -> Vec<ProxyCollection> {
+fn gone(service: &Service, kept: &Kept) -> Vec<ProxyCollection> {
     let catalog = service.writes.catalog();
     let proxies = catalog.all().flat_map(|protected| &protected.constraints);
-    proxies.filter(|proxy| proxy.is_gone()).cloned().collect()
+    // A refused configuration may have left others, which reserve without need.
+    let is_kept = |proxy: &&ProxyCollection| kept.constraints.iter().any(|one| one.has_name_of(&proxy.constraint));
+    let gone = proxies.filter(|proxy| proxy.is_gone()).filter(is_kept);
+    gone.cloned().collect()
 }
 
 fn names(gone: &[ProxyCollection]) -> String {

@@ -18,10 +18,15 @@ const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
 
 /// `users`, protected, on two shards, and `orders`, neither.
 fn users(database: &str) -> (&'static Cluster, Keyward) {
+    users_with_lease(database, "10s")
+}
+
+fn users_with_lease(database: &str, lease: &str) -> (&'static Cluster, Keyward) {
     let cluster = Cluster::shared();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
-    (cluster, Keyward::start(&cluster.uri(), &EMAIL.replace("DB", database)))
+    let constraints = EMAIL.replace("DB", database);
+    (cluster, Keyward::start_with_lease(&cluster.uri(), lease, &constraints))
 }
 
 fn bulk(database: &str, operations: Vec<Document>) -> Document {
@@ -444,7 +449,8 @@ async fn an_unacknowledged_one_is_carried_out_in_silence() {
 /// A driver that takes the deployment for one of version 8.0.
 #[test]
 fn pymongos_bulk_write_works() {
-    let (_, keyward) = users("bulk_pymongo");
+    // Thousands of ordered inserts, each by itself: a busy machine takes longer than ten seconds.
+    let (_, keyward) = users_with_lease("bulk_pymongo", "60s");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drivers/python/bulk_write.py");
     let output = Command::new(python().unwrap())
         .arg(script)

@@ -28,7 +28,7 @@ fn is_duplicate(reply: &Document) -> bool {
     let errors = reply.get_array("writeErrors").into_iter().flatten();
     errors
         .filter_map(Bson::as_document)
-        .any(|error| error.get_i32("code") == Ok(11_000))
+        .any(|error| error.get_i32("code").ok() == Some(11_000))
 }
 
 /// Tries to give the e-mail of a document that is there to another one, until Keyward knows again that it is taken.

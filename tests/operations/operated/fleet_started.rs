@@ -22,12 +22,9 @@ fn make_busy(cluster: &Cluster) {
         panic!("three shards")
     };
     let namespace = format!("{DATABASE}.users");
-    let range = doc! { "min": { "region": "a" }, "max": { "region": "b" }, "zone": "A" };
-    let mut zone_of_range = doc! { "updateZoneKeyRange": &namespace };
-    zone_of_range.extend(range);
     for command in [
         doc! { "addShardToZone": first.name(), "zone": "A" },
-        zone_of_range,
+        doc! { "updateZoneKeyRange": namespace, "min": { "region": "a" }, "max": { "region": "b" }, "zone": "A" },
         doc! { "shardCollection": "fleet_moved.documents", "key": { "_id": 1 } },
         doc! { "removeShard": last.name() },
         doc! { "balancerStart": 1 },
@@ -38,7 +35,7 @@ fn make_busy(cluster: &Cluster) {
     }
 }
 
-/// Moves a chunk to and fro until all is done; returns how often it was moved.
+/// Moves a chunk to and fro until all is done, and counts how often it was moved.
 fn move_chunks(cluster: &Cluster, is_done: &AtomicBool, moved: &AtomicU32) {
     let mut last = None;
     for shard in [0, 1].into_iter().cycle() {

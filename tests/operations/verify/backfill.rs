@@ -93,7 +93,7 @@ async fn a_backfill_goes_on_where_it_was_killed() {
 }
 
 #[tokio::test]
-async fn a_backfill_works_for_no_more_than_its_share() {
+async fn a_backfill_pauses_as_long_as_its_share_says() {
     let cluster = Cluster::shared();
     testkit::shard_on_two(
         cluster,

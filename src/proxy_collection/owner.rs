@@ -159,7 +159,7 @@ impl ProxyCollection {
         match owners {
             [] => Ok(Vec::new()),
             owners if self.is_clustered => {
-                // An owner that is read twice would be found twice.
+                // The owner of a key's document is often that of its reservation, too.
                 let mut read = HashSet::new();
                 let mut is_first = |owner: &&&Owner| {
                     let route = owner.route.clone().filter(|_| scope == Scope::Route);

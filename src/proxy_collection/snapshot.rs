@@ -94,7 +94,7 @@ impl ProxyCollection {
                 let is_it = |(found, its_keys): &(Owner, Vec<Key>)| {
                     (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)
                 };
-                if !owners.iter().any(is_it) {
+                if !self.is_clustered || !owners.iter().any(is_it) {
                     owners.push((owner, keys));
                 }
             }

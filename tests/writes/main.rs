@@ -23,6 +23,7 @@ mod refusals;
 mod refused_statement;
 mod refused_whole;
 mod routed;
+mod same_id_in_another_form;
 mod statement_options;
 mod time_limit;
 mod unindexable;

@@ -14,6 +14,7 @@ use super::selected::{Places, Selected, are_places_equal, id_document, ids_of};
 use crate::claims::unregistered_token;
 use crate::command::filter_rewriting::pin;
 use crate::command::statement::{Selection, Statement};
+use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
 use crate::write::forward_error::ForwardError;
@@ -139,9 +140,15 @@ impl Statement<'_> {
         let under = self.under(None)?;
         let mut after = document_keys::read_these(op.protected, &ids, under, transaction, op.upstream).await?;
         if op.protected.is_collated {
-            // Other documents' `_id`s may equal these under the collection's collation.
-            after.retain(|document| ids.contains(&document.id.as_slice()));
+            // Other documents' `_id`s may equal these under the collection's collation. A replacement may turn the `_id` 1 into 1.0.
+            let identity = |document: &DocumentKeys| id_identity(&document.owner.id);
+            let identities: HashSet<_> = before.iter().map(identity).collect();
+            after.retain(|document| identities.contains(&identity(document)));
         }
+        assert!(
+            self.deletes()? || after.len() >= before.len(),
+            "an update has lost a document: its keys would be released"
+        );
         Ok(after)
     }
 

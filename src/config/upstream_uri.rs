@@ -218,10 +218,8 @@ fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
     let acknowledgment = parsed.write_concern.as_ref().and_then(|concern| concern.w.as_ref());
     let level = parsed.read_concern.as_ref().map(|concern| &concern.level);
     let has_several_hosts = matches!(&parsed.host_info, HostInfo::HostIdentifiers(hosts) if hosts.len() > 1);
-    let unsupported = [
-        (parsed.load_balanced == Some(true), "loadBalanced"),
-        (parsed.tls_insecure() == Some(true), "tlsInsecure"),
-    ];
+    let is_load_balanced = parsed.load_balanced == Some(true);
+    let unsupported = [(parsed.tls_insecure() == Some(true), "tlsInsecure")];
     let contradictory = [
         (
             acknowledgment.is_some_and(|w| *w != Acknowledgment::Majority),
@@ -246,6 +244,18 @@ fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
             "retryWrites",
             "true",
             "a reservation must survive an election",
+        ),
+        (
+            is_load_balanced && has_several_hosts,
+            "loadBalanced",
+            "false",
+            "the connection string has several addresses",
+        ),
+        (
+            is_load_balanced && (parsed.replica_set.is_some() || parsed.direct_connection == Some(true)),
+            "loadBalanced",
+            "false",
+            "replicaSet and directConnection name a server, and a load balancer chooses it",
         ),
         (
             parsed.direct_connection == Some(true) && has_several_hosts,
@@ -389,6 +399,7 @@ mod tests {
         let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20\
                      &heartbeatFrequencyMS=500";
         assert!(UpstreamUri::new(usual).is_ok());
+        assert!(UpstreamUri::new("mongodb://a/?loadBalanced=true").is_ok());
     }
 
     #[test]
@@ -407,7 +418,8 @@ mod tests {
             ("mongodb://a/?readPreference=secondary", "readPreference must"),
             ("mongodb://a/?readConcernLevel=local", "readConcernLevel must"),
             ("mongodb://a/?retryWrites=false", "retryWrites must"),
-            ("mongodb://a/?loadBalanced=true", "loadBalanced is not"),
+            ("mongodb://a,b/?loadBalanced=true", "loadBalanced must"),
+            ("mongodb://a/?loadBalanced=true&replicaSet=r", "loadBalanced must"),
             (
                 "mongodb://a/?tls=true&tlsCAFile=/missing.pem",
                 "/missing.pem cannot be read",

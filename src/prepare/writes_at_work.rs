@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
-use mongodb::Client;
 use mongodb::action::Action;
 use mongodb::options::{SelectionCriteria, ServerAddress};
+use mongodb::{Client, ServerType};
 use tokio::time::Instant;
 
 use crate::namespace::Namespace;
@@ -141,13 +141,16 @@ async fn at_work(client: &Client, namespace: &Namespace) -> Result<AtWork, Store
     Ok(found)
 }
 
-/// The routers that Keyward's driver reaches now: several `mongos` may be named upstream, and each knows its own operations only.
+/// The routers that Keyward's driver reaches now: several `mongos` may be named upstream, and each knows its own operations only. There is none
+/// behind a load balancer, because each question there goes to another `mongos`.
 async fn routers(client: &Client) -> Result<HashSet<ServerAddress>, StoreError> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let note = seen.clone();
     let all = SelectionCriteria::Predicate(Arc::new(move |server| {
         let mut seen = note.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.push(server.address().clone());
+        if server.server_type() != ServerType::LoadBalancer {
+            seen.push(server.address().clone());
+        }
         true
     }));
     let admin = client.database("admin");

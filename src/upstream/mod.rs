@@ -50,9 +50,6 @@ pub enum SetupError {
     /// The files for encryption that the URI names can't be used.
     #[error("the upstream URI asks for TLS: {0}")]
     Tls(#[from] TlsError),
-    /// The URI asks for load balancer mode.
-    #[error("the upstream URI asks for loadBalanced=true, which Keyward doesn't speak")]
-    LoadBalanced,
 }
 
 /// No upstream connection came about within the limit.
@@ -90,9 +87,6 @@ impl Upstream {
             Some(Tls::Enabled(tls)) => Some(Connector::new(tls)?),
             _ => None,
         };
-        if options.load_balanced == Some(true) {
-            return Err(SetupError::LoadBalanced);
-        }
         options.app_name.get_or_insert_with(|| "keyward".into());
         // Keyward's own reads decide about writes. So they don't use secondaries, which the URI may ask for, or the cluster's default
         // read concern: `available` shows documents that a moved chunk has left behind.
@@ -142,6 +136,11 @@ impl Upstream {
         let mut options = self.options.clone();
         options.max_pool_size = Some(1);
         Ok(Client::with_options(options)?)
+    }
+
+    /// Whether a load balancer gives each connection to one of several `mongos`.
+    fn is_load_balanced(&self) -> bool {
+        self.options.load_balanced == Some(true)
     }
 
     /// Whether Keyward itself has to authenticate. It then assumes that clients have to, too.

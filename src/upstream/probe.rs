@@ -191,13 +191,13 @@ impl Upstream {
     ) -> Result<ProbeAnswer, String> {
         let asking = async {
             if let Some(mut connection) = kept
-                && let Ok(round_trip) = hello(&mut connection).await
+                && let Ok(round_trip) = hello(&mut connection, self.is_load_balanced()).await
             {
                 return Ok((connection, round_trip));
             }
             // A connection may end though its server can be reached.
             let mut connection = self.connect_to(address).await.map_err(|error| error.to_string())?;
-            let round_trip = hello(&mut connection).await?;
+            let round_trip = hello(&mut connection, self.is_load_balanced()).await?;
             Ok((connection, round_trip))
         };
         match timeout_at(times.last, asking).await {
@@ -215,9 +215,14 @@ fn no_answer(address: &ServerAddress, within: Duration) -> String {
     format!("{address}: no answer within {}", humantime::format_duration(within))
 }
 
-async fn hello(connection: &mut Connection) -> Result<Duration, String> {
+/// Says `hello` and measures how long the answer takes. A server behind a load balancer answers only to a client that expects one.
+async fn hello(connection: &mut Connection, is_load_balanced: bool) -> Result<Duration, String> {
     let mut hello = Builder::new();
-    hello.int32("hello", 1).string("$db", b"admin");
+    hello.int32("hello", 1);
+    if is_load_balanced {
+        hello.boolean("loadBalanced", true);
+    }
+    hello.string("$db", b"admin");
     let begun = Instant::now();
     let body = connection
         .run(&hello.finish())

@@ -118,7 +118,7 @@ fn why_unusable(server: &ServerInfo<'_>) -> Option<String> {
         return Some("it is older than MongoDB 6.0".to_owned());
     }
     match server.server_type() {
-        ServerType::Mongos | ServerType::RsPrimary | ServerType::Standalone => None,
+        ServerType::Mongos | ServerType::RsPrimary | ServerType::Standalone | ServerType::LoadBalancer => None,
         ServerType::Unknown => Some("it has not answered yet".to_owned()),
         _ => Some("it is not the primary".to_owned()),
     }

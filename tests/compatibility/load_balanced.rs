@@ -1,7 +1,9 @@
-//! A load balancer in front of several Keywards: a driver in the mode for that keeps each transaction and each cursor on its connection.
+//! A load balancer in front of several Keywards, or between Keyward and several routers. A driver in the mode for that keeps each transaction and
+//! each cursor on its connection.
 
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+use std::collections::HashSet;
 use std::future::IntoFuture;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,8 +13,9 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use mongodb::error::{ErrorKind, WriteFailure};
-use mongodb::{Client, Collection};
-use testbed::Cluster;
+use mongodb::options::IndexOptions;
+use mongodb::{Client, Collection, IndexModel};
+use testbed::{Cluster, StandIn};
 use testkit::wire::Connection;
 use testkit::{Keyward, shard_on_two};
 
@@ -128,4 +131,99 @@ fn a_keyward_has_one_name_for_all_its_connections() {
     assert_ne!(service_id(one), service_id(other));
     let mut direct = Connection::open(&one.address);
     assert!(!direct.run("admin", &doc! { "hello": 1 }).contains_key("serviceId"));
+}
+
+/// A Keyward whose deployment is two routers behind a balancer, with a unique e-mail in `DATABASE.users`. The routers live as long as the first
+/// part of the result.
+fn behind_a_balancer(cluster: &Cluster, database: &str) -> ([StandIn; 2], Keyward) {
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let routers = cluster.two_routers().unwrap();
+    for router in &routers {
+        router.serve_load_balancer(true);
+    }
+    let upstream = balancer(routers.iter().map(StandIn::address).collect());
+    let constraints = format!("  - {{ collection: {namespace}, key: {{ email: 1 }} }}\n");
+    let keyward = Keyward::start(&format!("mongodb://{upstream}/?loadBalanced=true"), &constraints);
+    (routers, keyward)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyward_reaches_its_deployment_through_a_balancer() {
+    const DATABASE: &str = "deployment_balanced";
+    let (_cluster, _routers, keyward) = tokio::task::spawn_blocking(|| {
+        let cluster = Cluster::alone().unwrap();
+        let (routers, keyward) = behind_a_balancer(&cluster, DATABASE);
+        (cluster, routers, keyward)
+    })
+    .await
+    .unwrap();
+    let client = Client::with_uri_str(format!("mongodb://{}/?loadBalanced=true", keyward.address))
+        .await
+        .unwrap();
+    let users = client.database(DATABASE).collection::<Document>("users");
+    try_join_all((0..100).map(|id| users.insert_one(user(id, &format!("{id}"))).into_future()))
+        .await
+        .unwrap();
+    let refused = users.insert_one(user(100, "7")).await.unwrap_err();
+    assert!(is_duplicate(&refused), "{refused}");
+    // In place, and in a transaction of Keyward's.
+    for update in [
+        doc! { "$set": { "email": "8" } },
+        doc! { "$rename": { "old": "email" } },
+    ] {
+        let set = doc! { "$set": { "old": "8" } };
+        users.update_one(doc! { "_id": 7, "region": "z" }, set).await.unwrap();
+        let refused = users.update_one(doc! { "_id": 7, "region": "z" }, update).await;
+        let refused = refused.unwrap_err();
+        assert!(is_duplicate(&refused), "{refused}");
+    }
+    let deleted = users.delete_one(doc! { "_id": 8, "region": "a" }).await.unwrap();
+    assert_eq!(deleted.deleted_count, 1);
+    users.insert_one(user(100, "8")).await.unwrap();
+    // Before any transaction, which it would wait for.
+    let unique = IndexOptions::builder().unique(true).sparse(true).build();
+    let by_name = IndexModel::builder().keys(doc! { "name": 1 }).options(unique).build();
+    users.create_index(by_name).await.unwrap();
+    let named = |id| {
+        let mut named = user(id, &format!("{id}"));
+        named.insert("name", "same");
+        users.insert_one(named).into_future()
+    };
+    named(200).await.unwrap();
+    let refused = named(201).await.unwrap_err();
+    assert!(is_duplicate(&refused), "{refused}");
+    try_join_all((0..8).map(|n| in_a_transaction(&client, &users, 1000 + 2 * n)))
+        .await
+        .unwrap();
+    let read = async || {
+        let cursor = users.find(doc! {}).batch_size(7).await?;
+        cursor.try_collect::<Vec<_>>().await
+    };
+    for found in try_join_all((0..6).map(|_| read())).await.unwrap() {
+        assert_eq!(found.len(), 117);
+    }
+    let (status, report) = tokio::task::spawn_blocking(move || keyward.verify()).await.unwrap();
+    assert_eq!(status, Some(0), "{report}");
+}
+
+#[test]
+fn clients_of_a_balanced_deployment_know_it() {
+    let cluster = Cluster::shared();
+    let (_routers, keyward) = behind_a_balancer(cluster, "balanced_hello");
+    let greet = |hello: &Document| {
+        let mut client = Connection::open(&keyward.address);
+        let reply = client.run("admin", hello);
+        (client, reply)
+    };
+    let names = [(); 4].map(|()| {
+        let (_, reply) = greet(&doc! { "hello": 1, "loadBalanced": true });
+        reply.get_object_id("serviceId").unwrap()
+    });
+    let names: HashSet<_> = names.into_iter().collect();
+    assert_eq!(names.len(), 2, "each connection leads to one of two routers");
+    let (mut client, refused) = greet(&doc! { "hello": 1 });
+    assert_eq!(refused.get_i32("code").unwrap(), 354, "{refused}");
+    let left = client.try_run("admin", &doc! { "ping": 1 });
+    assert!(left.is_err(), "a router leaves such a client");
 }

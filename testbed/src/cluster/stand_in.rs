@@ -59,6 +59,14 @@ impl StandIn {
         }
     }
 
+    /// From now on, whether it takes each new connection for one from a load balancer.
+    pub fn serve_load_balancer(&self, is_behind_one: bool) {
+        match &*self.life() {
+            Life::Running(router) | Life::Frozen(router, _) => router.serve_load_balancer(is_behind_one),
+            Life::Ended => {}
+        }
+    }
+
     pub(super) fn stop(&self) -> Result<(), Error> {
         self.change(|life| match life {
             Life::Running(router) => {

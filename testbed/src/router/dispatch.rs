@@ -31,6 +31,8 @@ pub struct Client {
     pub has_metadata: bool,
     /// The application's name in its metadata.
     pub app_name: String,
+    /// It comes from a load balancer, and its first `hello` must say that it knows.
+    pub owes_balanced_hello: bool,
 }
 
 /// Runs a command; the reply is complete. Without one, the fail point closes the connection.

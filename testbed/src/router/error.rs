@@ -41,6 +41,7 @@ pub mod code {
     pub const FAIL_POINT_SET_FAILED: i32 = 266;
     pub const WOULD_CHANGE_OWNING_SHARD: i32 = 283;
     pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
+    pub const LOAD_BALANCER_SUPPORT_MISMATCH: i32 = 354;
     pub const MISSING_FIELD: i32 = 40414;
     pub const UNKNOWN_FIELD: i32 = 40415;
     pub const STALE_CONFIG: i32 = 13388;

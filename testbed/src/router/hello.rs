@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::Shared;
 use super::command::Command;
 use super::dispatch::Client;
-use super::error::{Failure, refuse};
+use super::error::{Failure, code, refuse};
 use super::message::MESSAGE_BYTES_MAX;
 use super::reply;
 
@@ -46,6 +46,15 @@ pub async fn hello(shared: &Shared, client: &mut Client, command: &Command) -> R
     if command.get("client").is_some() && std::mem::replace(&mut client.has_metadata, true) {
         return refuse(186, "The client metadata document may only be sent in the first hello");
     }
+    // With the option, a client that doesn't come from a load balancer is served like any other.
+    let is_first_balanced = client.owes_balanced_hello;
+    if is_first_balanced && !command.flag("loadBalanced", false) {
+        return refuse(
+            code::LOAD_BALANCER_SUPPORT_MISMATCH,
+            "The server is being accessed through a load balancer, but this driver does not have load balancing enabled",
+        );
+    }
+    client.owes_balanced_hello = false;
     await_news(shared, command).await?;
     let mut answer = bson::Document::new();
     if command.flag("helloOk", false) {
@@ -69,6 +78,9 @@ pub async fn hello(shared: &Shared, client: &mut Client, command: &Command) -> R
         "maxWireVersion": WIRE_VERSION,
         "minWireVersion": 0,
     });
+    if is_first_balanced {
+        answer.insert("serviceId", shared.process_id);
+    }
     Ok(reply::from_document(answer))
 }
 

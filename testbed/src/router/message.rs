@@ -45,6 +45,9 @@ pub enum FrameError {
     /// The fail point closes the connection.
     #[error("a fail point")]
     Injected,
+    /// The client doesn't know that it comes from a load balancer.
+    #[error("a client without load balancing")]
+    NotLoadBalanced,
     /// Not closed for: the request is answered with an error.
     #[error("request {id}: {message} ({code})")]
     Refused {

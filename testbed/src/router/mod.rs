@@ -111,6 +111,13 @@ impl Router {
         self.shared.folds_falsehoods.store(are_folded, Ordering::SeqCst);
     }
 
+    /// From now on, whether it takes each new connection for one from a load balancer.
+    pub fn serve_load_balancer(&self, is_behind_one: bool) {
+        self.shared
+            .is_behind_load_balancer
+            .store(is_behind_one, Ordering::SeqCst);
+    }
+
     /// Keeps it from reading and answering anything until the result is dropped; its connections stay open.
     pub fn freeze(&self) -> Frozen {
         freeze::freeze(self.runtime.handle(), WORKER_THREADS)
@@ -143,6 +150,8 @@ struct Shared {
     loses_aborts: AtomicBool,
     /// A single write that no document can meet asks no shard.
     folds_falsehoods: AtomicBool,
+    /// New connections come from a load balancer.
+    is_behind_load_balancer: AtomicBool,
 }
 
 impl Shared {
@@ -162,6 +171,7 @@ impl Shared {
             last_message: AtomicI32::new(0),
             loses_aborts: AtomicBool::new(false),
             folds_falsehoods: AtomicBool::new(true),
+            is_behind_load_balancer: AtomicBool::new(false),
         }
     }
 

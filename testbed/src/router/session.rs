@@ -38,6 +38,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let id = shared.last_connection.fetch_add(1, Ordering::Relaxed) + 1;
     let peer = stream.peer_addr().map(|peer| peer.to_string()).unwrap_or_default();
     let _ = stream.set_nodelay(true);
+    let is_load_balanced = shared.is_behind_load_balancer.load(Ordering::SeqCst);
     let mut connection = Connection {
         stream,
         buffer: BytesMut::new(),
@@ -47,6 +48,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
             peer,
             has_metadata: false,
             app_name: String::new(),
+            owes_balanced_hello: is_load_balanced,
         },
     };
     if let Err(error) = connection.run().await {
@@ -101,13 +103,17 @@ impl Connection {
         if request.exhaust_allowed && hello::is_awaitable(&command) {
             return self.stream_hellos(&request, command).await;
         }
+        let is_hello = hello::is_hello(&command.name);
         let Some(body) = dispatch::run(&self.shared, &mut self.client, command).await else {
             return Err(FrameError::Injected);
         };
         if !request.more_to_come {
             self.reply(&request, &body, false, request.id).await?;
         }
-        Ok(())
+        match is_hello && self.client.owes_balanced_hello {
+            true => Err(FrameError::NotLoadBalanced),
+            false => Ok(()),
+        }
     }
 
     /// Answers an exhaust `hello` for ever: each reply is a request for the next, until the client closes.

@@ -260,11 +260,11 @@ async fn note_own(
 /// changed.
 async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kept) -> Result<(), PrepareError> {
     let client = service.upstream.client();
-    let doubt = membership.doubt();
+    let (rejoined, doubt) = (membership.rejoined(), membership.doubt());
     let mut reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
     reserving.go_on_from(&service.writes.catalog());
     reserve_as_defined(service, membership, &reserving).await?;
-    membership.list(&reserving.identities(|_| true), doubt).await?;
+    membership.list(&reserving.identities(|_| true), rejoined).await?;
     reserving.check_unchanged(client, |_| true).await?;
     if let Some(doubt) = doubt {
         membership.confirm(doubt).await?;

@@ -53,6 +53,8 @@ pub struct Membership {
     rejoined: AtomicU64,
     /// After how many of these times it has seen that its constraints are as before.
     confirmed: AtomicU64,
+    /// After how many of these times the task that ends doubts was woken.
+    woken: AtomicU64,
     in_doubt: Notify,
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because it doesn't renew them.
@@ -89,6 +91,7 @@ impl Membership {
             is_list_unreadable: clients.is_unreadable,
             rejoined: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
+            woken: AtomicU64::new(0),
             in_doubt: Notify::new(),
             watch: Mutex::default(),
             orphans: Mutex::default(),
@@ -130,18 +133,31 @@ impl Membership {
         self.permit.clone()
     }
 
+    /// How often its entry was gone until now.
+    pub fn rejoined(&self) -> u64 {
+        self.rejoined.load(Ordering::Acquire)
+    }
+
     /// Names what [`Membership::confirm`] ends, if its entry was gone since its constraints were last seen as they are: until then nothing
     /// is written.
     pub fn doubt(&self) -> Option<u64> {
-        let rejoined = self.rejoined.load(Ordering::Acquire);
+        let rejoined = self.rejoined();
         (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
     }
 
-    /// Waits for such a doubt that no earlier call has waited for, until there is a new entry.
+    /// Waits for such a doubt that no earlier call has waited for, until there is an entry.
     ///
     /// - Cancel: at any time.
     pub(super) async fn doubt_arisen(&self) {
         self.in_doubt.notified().await;
+    }
+
+    /// Wakes the task that ends doubts, once for each: now there is an entry. That task breaks off all that it does, and that may be the caller.
+    fn wake_in_doubt(&self) {
+        let Some(doubt) = self.doubt() else { return };
+        if self.woken.swap(doubt, Ordering::AcqRel) != doubt {
+            self.in_doubt.notify_one();
+        }
     }
 
     /// Permits it to write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they
@@ -190,19 +206,18 @@ impl Membership {
         self.ever_declared().may_have(namespace)
     }
 
-    /// Lists `constraints` in the entry: all writes here reserve for them, as the caller has seen by `doubt`, which [`Membership::doubt`] gave
-    /// before.
+    /// Lists `constraints` in the entry: all writes here reserve for them, as the caller has seen since [`Membership::rejoined`] was this number.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that they are listed. [`StoreError::Outlasted`] if the entry was gone since the caller looked: the
     /// new one doesn't list them.
-    pub async fn list(&self, constraints: &[ObjectId], doubt: Option<u64>) -> Result<(), StoreError> {
+    pub async fn list(&self, constraints: &[ObjectId], rejoined: u64) -> Result<(), StoreError> {
         let mut entry = self.entry.lock().await;
         let constraints: BTreeSet<ObjectId> = constraints.iter().copied().collect();
         if constraints.is_subset(&entry.constraints) {
             return Ok(());
         }
-        match self.doubt() == doubt {
+        match self.rejoined() == rejoined {
             true => self.add_to(&mut entry, &BTreeSet::new(), &constraints).await,
             false => Err(StoreError::Outlasted),
         }
@@ -420,6 +435,8 @@ impl Membership {
         let (own, sent) = (self.own.load_full(), Instant::now());
         if self.register.renew(&own).await? {
             self.prolong(sent + self.terms.lease);
+            // The entry was gone, no new one could be written, and a restored register has it again.
+            self.wake_in_doubt();
             if !self.orphans().is_empty() {
                 // Not while a new entry is under way, which is one of them until it is there.
                 let _entry = self.entry.lock().await;

@@ -228,12 +228,12 @@ pub(super) async fn prepared(
         let prepared = async {
             let constraints = &left_out.serving(&config.constraints, clients.list());
             left_out.give_up(client, membership).await?;
-            let doubt = membership.doubt();
+            let (rejoined, doubt) = (membership.rejoined(), membership.doubt());
             if is_changed || doubt.is_some() {
                 // Its entry has the collections by now, so the register must list the constraints as they are before they can be
                 // enforced. It is true: nothing is written here yet.
                 let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
-                membership.list(&reserving.identities(|_| true), doubt).await?;
+                membership.list(&reserving.identities(|_| true), rejoined).await?;
             }
             let how = (&deferred[..], config.backfill_share);
             let prepared = prepare::prepare(client, constraints, config.lease, metrics, Some(membership), how);

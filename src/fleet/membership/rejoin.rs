@@ -47,8 +47,7 @@ impl Membership {
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
         self.declared.store(Arc::default());
         self.prolong(sent + self.terms.lease);
-        // Only now: the task that this wakes breaks off all that it does, and that may be this.
-        self.in_doubt.notify_one();
+        self.wake_in_doubt();
         Ok(())
     }
 

@@ -303,20 +303,29 @@ async fn past_the_limit_a_new_entry_revokes_all_constraints_that_it_lacks() {
     assert_eq!(count_updates(&set, database), 1);
 }
 
-/// What was decided before may be under way still. The doubt says that the caller has yet to see to that.
+/// What was decided before may be under way still.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_entry_lists_no_constraint_for_a_caller_who_looked_before() {
     let set = ReplicaSet::start(1).unwrap();
     let membership = joined(&set.client()).await;
     let [former, anew] = [(); 2].map(|()| ObjectId::new());
-    membership.list(&[former], None).await.unwrap();
+    let before = membership.rejoined();
+    membership.list(&[former], before).await.unwrap();
     lose_entries(&set);
-    for _ in ["it notices that the entry is gone", "there is a new one"] {
-        let listed = membership.list(&[former, anew], None).await;
-        assert!(matches!(listed, Err(StoreError::Outlasted)), "{listed:?}");
+    for moment in [
+        "it notices that the entry is gone",
+        "there is a new one",
+        "no doubt is left",
+    ] {
+        let listed = membership.list(&[former, anew], before).await;
+        assert!(matches!(listed, Err(StoreError::Outlasted)), "{moment}: {listed:?}");
         assert_eq!(constraints_of_entry(&set), [former]);
+        if moment == "there is a new one" {
+            membership.confirm(membership.doubt().unwrap()).await.unwrap();
+            assert_eq!(membership.doubt(), None);
+        }
     }
-    membership.list(&[former, anew], membership.doubt()).await.unwrap();
+    membership.list(&[former, anew], membership.rejoined()).await.unwrap();
     assert_eq!(constraints_of_entry(&set), [former, anew]);
 }
 

@@ -101,6 +101,7 @@ fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, St
     for (field, value) in &spec.key {
         let alone = IndexSpec {
             key: doc! { field: value.clone() },
+            name: spec.name.as_ref().map(|_| "name".to_owned()).filter(|_| field != "_id"),
             ..IndexSpec::default()
         };
         if let Some(error) = fault(alone) {

@@ -194,6 +194,10 @@ impl IndexSpec {
                 name,
                 reason: "it holds a '$'",
             }),
+            _ if format!(".{name}").contains(".system.") => Err(SpecError::Name {
+                name,
+                reason: "it holds 'system.'",
+            }),
             _ => Ok(name),
         }
     }
@@ -215,6 +219,11 @@ impl IndexSpec {
             return Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
         }
         Ok(())
+    }
+
+    /// Whether its key is `_id` alone, in either direction.
+    pub fn is_of_id_alone(&self) -> bool {
+        self.key.len() == 1 && self.key.contains_key("_id")
     }
 
     /// Whether it means the index on `_id`, which every collection has.

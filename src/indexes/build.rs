@@ -34,11 +34,17 @@ pub struct FailedBuild {
 }
 
 impl FailedBuild {
-    /// Waits until no Keyward reserves for the constraints that the command took out of the list.
-    pub async fn await_ended(&self, context: &BuildContext<'_>) {
-        if !self.ended.is_empty()
-            && let Err(error) = context.await_ended(&self.ended).await
-        {
+    /// Waits until no Keyward reserves for the constraints that the command took out of the list, but not longer than the `deadline`.
+    pub async fn await_ended(&self, context: &BuildContext<'_>, deadline: Option<Instant>) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let ending = context.await_ended(&self.ended);
+        let ended = match deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline, ending).await.unwrap_or(Ok(())),
+            None => ending.await,
+        };
+        if let Err(error) = ended {
             tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
         }
     }

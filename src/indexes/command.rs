@@ -41,11 +41,22 @@ pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malforme
 /// Whether a `createIndexes` asks for a unique index.
 pub fn asks_for_unique(message: &OpMsg<'_>) -> Result<bool, Malformed> {
     for index in index_documents(message)? {
-        if index.is_set("unique")? {
+        if flag(index, "unique")? == Some(true) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The option with this name; none if it has a type that the server refuses.
+pub fn flag(options: Doc<'_>, name: &str) -> Result<Option<bool>, Malformed> {
+    Ok(match options.get(name)? {
+        None => Some(false),
+        Some(option) => {
+            let is_flag = option.is_number() || option.kind == ElementType::Boolean;
+            is_flag.then(|| option.is_truthy())
+        }
+    })
 }
 
 /// The body of a `createIndexes` in which the indexes at `positions` aren't unique.
@@ -138,6 +149,7 @@ mod tests {
             bson::Bson::Int32(1),
             bson::bson!([1]),
             bson::bson!([{ "key": { "a": 1 }, "unique": false }]),
+            bson::bson!([{ "key": { "a": 1 }, "unique": "yes" }]),
         ] {
             with_message(
                 &doc! { "createIndexes": "c", "indexes": indexes, "$db": "d" },

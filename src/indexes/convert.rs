@@ -80,7 +80,9 @@ async fn wanted(
     let Some(index) = change.index_among(indexes).filter(|index| !index.is_unique) else {
         return Ok(None);
     };
-    let Some(mut specification) = index.specification.clone() else {
+    // The index on `_id` stays as it is with any option.
+    let specification = index.specification.clone().filter(|one| !one.is_of_id_alone());
+    let Some(mut specification) = specification else {
         return Ok(None);
     };
     let existing = Existing::read(context.service.upstream.client(), namespace).await?;
@@ -117,7 +119,7 @@ async fn convert(
     let Err(failed) = build(&context.building(), wanted, found, deadline).await else {
         return Ok(is_new);
     };
-    failed.await_ended(&context.building()).await;
+    failed.await_ended(&context.building(), deadline).await;
     let failure = Document::from_reader(failed.reply.as_slice()).unwrap_or_default();
     if failure.get_i32("code").is_ok_and(|code| code == code::DUPLICATE_KEY) {
         check_violations(context, wanted, deadline).await?;

@@ -10,12 +10,12 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, oid::ObjectId};
+use bson::{Document, doc, oid::ObjectId};
 use tokio::time::Instant;
 
 use super::build::{FailedBuild, build};
 use super::building::WantedConstraints;
-use super::command::{asks_for_unique, index_documents, without_unique};
+use super::command::{asks_for_unique, flag, index_documents, without_unique};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
@@ -29,7 +29,7 @@ use crate::namespace::Namespace;
 use crate::prepare::Existing;
 use crate::proxy_collection::{StoreError, answered};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::server::reply;
+use crate::server::{code, reply};
 use crate::upstream::{Connection, shard_keys};
 use crate::wire::OpMsg;
 use crate::write::ForwardError;
@@ -85,7 +85,8 @@ pub async fn create_indexes(
         let is_any_made = is_any_made(Doc::new(&reply)?)?;
         let found = FoundIndexes { before, is_any_made };
         if let Err(failed) = build(&context.building(), &wanted, found, deadline).await {
-            let reply = take_back(context, &wanted, (before, &plain), failed, message.body, upstream).await?;
+            let found = (before, &plain[..]);
+            let reply = take_back(context, &wanted, found, (failed, deadline), message.body, upstream).await?;
             return Ok(Some(reply));
         }
         let indexes = existing_indexes(&namespace, message.body, upstream).await?;
@@ -109,12 +110,12 @@ async fn has_other_collection(context: &IndexContext<'_>, wanted: &WantedConstra
 }
 
 /// Drops the indexes that the server made for a command whose build failed; returns the client's reply. If another client's command has
-/// made a constraint again meanwhile, the server makes its index again by the `plain` command.
+/// made a constraint again meanwhile, the server makes its index again by the `plain` command. The client gets its reply by the `deadline`.
 async fn take_back(
     context: &IndexContext<'_>,
     wanted: &WantedConstraints,
     (before, plain): (Option<&[ListedIndex]>, &[u8]),
-    failed: FailedBuild,
+    (failed, deadline): (FailedBuild, Option<Instant>),
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
@@ -122,7 +123,7 @@ async fn take_back(
     while failed.is_withdrawn && drop_made(context, wanted, before, body, upstream).await? && tries.next().is_some() {
         upstream.run(plain).await?;
     }
-    failed.await_ended(&context.building()).await;
+    failed.await_ended(&context.building(), deadline).await;
     Ok(failed.reply)
 }
 
@@ -182,7 +183,9 @@ async fn wanted(
 ) -> Result<Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
-        match (index.is_set("unique")?, specification_of(*index)?) {
+        match (flag(*index, "unique")? == Some(true), specification_of(*index)?) {
+            // The server refuses `unique` for the index on `_id`.
+            (true, Some(specification)) if specification.is_of_id_alone() => {}
             // The server keeps it unique, also while `keyward shard` takes it over: it answers whether the command asks for the same.
             (true, Some(specification)) if is_unique_at_server(&specification, before) => {}
             (true, Some(specification)) => specifications.push((position, specification)),
@@ -327,17 +330,18 @@ async fn drop_made(
     if made.is_empty() {
         return Ok(false);
     }
-    let names: Vec<Bson> = made.iter().map(|name| Bson::from(*name)).collect();
-    let mut command = Document::new();
-    command.insert("dropIndexes", &namespace.collection);
-    command.insert("index", names);
-    let mut draft = Builder::from_document(&command.to_vec().unwrap_or_default());
-    super::append_session(&mut draft, body)?;
-    draft.string("$db", namespace.database.as_bytes());
-    let reply = upstream.run(&draft.finish()).await?;
-    if !reply::is_ok(Doc::new(&reply)?)? {
-        let error = reply::errmsg(Doc::new(&reply)?)?.unwrap_or_default();
-        return stay(String::from_utf8_lossy(error).into_owned(), made);
+    // One at a time: the server drops none of a list if one is missing, and another client may have dropped it.
+    for name in &made {
+        let command = doc! { "dropIndexes": &namespace.collection, "index": *name };
+        let mut draft = Builder::from_document(&command.to_vec().unwrap_or_default());
+        super::append_session(&mut draft, body)?;
+        draft.string("$db", namespace.database.as_bytes());
+        let reply = upstream.run(&draft.finish()).await?;
+        let reply = Doc::new(&reply)?;
+        if !reply::is_ok(reply)? && reply::code(reply)? != Some(code::INDEX_NOT_FOUND) {
+            let error = reply::errmsg(reply)?.unwrap_or_default();
+            return stay(String::from_utf8_lossy(error).into_owned(), vec![name]);
+        }
     }
     // If the list can't be read, the index may be missing, and queries are slower. The constraint holds without it.
     let listed = listed().await.unwrap_or_default();

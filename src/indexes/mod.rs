@@ -46,7 +46,6 @@ use crate::fleet::Membership;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::server::reply;
 use crate::session::Service;
 use crate::stream::Incoming;
 use crate::upstream::Connection;
@@ -225,11 +224,11 @@ fn has_only(catalog: &Catalog, namespace: &Namespace, made: &[ClientConstraint])
     })
 }
 
-/// The entries of the constraints that clients made on the collections that `write` is about to drop. An entry of a later
-/// `createIndexes` has another number, so it stays.
+/// The constraints that clients made on the collections that `write` is about to drop. The entry of a later `createIndexes` has another
+/// number, so it stays.
 ///
 /// The list says which: this Keyward may not have applied its newest version yet. If it can't be read, `catalog` says which.
-pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &Catalog) -> Vec<ObjectId> {
+pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &Catalog) -> Vec<Arc<Constraint>> {
     let (Some(list), Write::Drop(_) | Write::DropDatabase { .. }) = (&service.client_list, write) else {
         return Vec::new();
     };
@@ -245,27 +244,40 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
         Ok(list) => {
             let dropped = list.constraints.iter();
             let dropped = dropped.filter(|entry| is_dropped(entry.constraint.namespace()));
-            return dropped.map(|entry| entry.id).collect();
+            return dropped.map(|entry| entry.constraint.clone()).collect();
         }
         Err(error) => error,
     };
     tracing::warn!(%error, "the newest constraints of a dropped collection may stay; send dropIndexes for them once it is created again");
     let dropped = catalog.all().filter(|protected| is_dropped(&protected.namespace));
     let constraints = dropped.flat_map(|protected| &protected.constraints);
+    let constraints = constraints.map(|proxy| &proxy.constraint);
     constraints
-        .filter_map(|proxy| proxy.constraint.client_entry())
+        .filter(|one| one.client_entry().is_some())
+        .cloned()
         .collect()
 }
 
-/// Ends the constraints of these entries, if the server's reply says that it dropped their collections: the indexes are gone with them.
-pub async fn end_constraints_of_dropped(entries: &[ObjectId], answer: &[u8], service: &Service) {
-    let is_ok = Doc::new(answer).and_then(reply::is_ok).unwrap_or(false);
-    let Some(list) = service.client_list.as_ref().filter(|_| is_ok && !entries.is_empty()) else {
+/// Ends these constraints of clients, whose collections the server has dropped: the indexes are gone with them. Waits until no Keyward
+/// enforces them any more, if that is soon. This Keyward waits for all commands that its catalog decided, so the caller mustn't have one
+/// under way.
+pub async fn end_constraints_of_dropped(constraints: &[Arc<Constraint>], service: &Service) {
+    let Some(list) = &service.client_list else {
         return;
     };
-    // Boxed, as above.
-    if let Err(error) = Box::pin(list.remove(entries)).await {
+    let entries: Vec<ObjectId> = constraints.iter().filter_map(|one| one.client_entry()).collect();
+    if let Err(error) = list.remove(&entries).await {
         tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
+        return;
+    }
+    let context = BuildContext {
+        client: service.upstream.client(),
+        list,
+        serving: Some(service),
+        waiting: None,
+    };
+    if let Err(error) = context.await_ended(constraints).await {
+        tracing::warn!(%error, "a Keyward may still enforce a constraint of a dropped collection");
     }
 }
 

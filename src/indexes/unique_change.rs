@@ -5,6 +5,7 @@
 use bson::Document;
 use bson::spec::ElementType;
 
+use super::command::flag;
 use super::list::ListedIndex;
 use super::specification::is_same_key;
 use crate::command::running::is_about_running;
@@ -26,17 +27,6 @@ pub fn asks_to_convert(body: Doc<'_>) -> Result<bool, Malformed> {
         Some(index) => Ok(flag(index, "unique")? == Some(true) || flag(index, "prepareUnique")? == Some(true)),
         None => Ok(false),
     }
-}
-
-/// The option with this name; none if it has a type that the server refuses.
-fn flag(options: Doc<'_>, name: &str) -> Result<Option<bool>, Malformed> {
-    Ok(match options.get(name)? {
-        None => Some(false),
-        Some(option) => {
-            let is_flag = option.is_number() || option.kind == ElementType::Boolean;
-            is_flag.then(|| option.is_truthy())
-        }
-    })
 }
 
 impl<'a> UniqueChange<'a> {

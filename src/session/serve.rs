@@ -23,6 +23,7 @@ use crate::indexes::{self, ClientAddress, IndexCommand};
 use crate::prepare::has_definitions;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
+use crate::server::reply;
 use crate::stream::Incoming;
 use crate::traces::CommandSpan;
 use crate::upstream::Connection;
@@ -441,9 +442,15 @@ impl MessageHandler<'_> {
         }
         match &served {
             Served::Reply(reply) => {
-                indexes::end_constraints_of_dropped(&to_end, reply, self.service).await;
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
+                let is_dropped = || Doc::new(reply).and_then(reply::is_ok).unwrap_or(false);
+                if !to_end.is_empty() && is_dropped() {
+                    self.leave_epoch().await?;
+                    // Boxed, as above.
+                    Box::pin(indexes::end_constraints_of_dropped(&to_end, self.service)).await;
+                    self.enter_epoch();
+                }
             }
             Served::Untouched => {
                 timer.stop_and_discard();

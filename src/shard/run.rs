@@ -88,7 +88,7 @@ impl ShardTask<'_> {
             refusal = self.no_keyward() => return Err(refusal),
         };
         if let Err(failed) = built {
-            failed.await_ended(&context).await;
+            failed.await_ended(&context, None).await;
             let reply = Document::from_reader(failed.reply.as_slice()).unwrap_or_default();
             return Err(ShardRefusal::NotBuilt(
                 reply.get_str("errmsg").unwrap_or_default().to_owned(),

@@ -67,6 +67,15 @@ fn the_summary_shows_encryption_and_strategies() {
     );
 }
 
+/// Without a name, the index would be called `owner.$id_1`, which can't be part of a collection's name.
+#[test]
+fn the_id_of_a_reference_can_be_unique_under_a_name() {
+    let summary = summary_of(
+        "upstream: mongodb://a\nconstraints:\n  - { collection: shop.users, key: { owner.$id: 1 }, name: owner }\n",
+    );
+    assert!(summary.contains("shop.users: owner is unique"), "{summary}");
+}
+
 #[test]
 fn an_empty_variable_counts_as_absent() {
     let output = check("config.example.yaml", &[("KEYWARD_UPSTREAM", ""), ("KEYWARD_LOG", "")]);

@@ -230,6 +230,13 @@ fn a_constraint_that_cannot_be_kept_is_refused() {
         refused("config.b", plain.clone()),
         SpecError::ReservedNamespace(_)
     ));
+    for name in ["system.a", "a.system.b", "a$"] {
+        let named = IndexSpec {
+            name: Some(name.to_owned()),
+            ..plain.clone()
+        };
+        assert!(matches!(refused("a.b", named), SpecError::Name { .. }), "{name}");
+    }
     assert!(matches!(
         refused(&format!("a.{}", "b".repeat(225)), plain),
         SpecError::Name { .. }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bson::doc;
+use testkit::wire::Connection;
 
 use super::*;
 
@@ -113,6 +114,61 @@ fn a_dropped_collection_takes_its_constraints_along() {
         keyward.insert(DATABASE, doc! { "_id": id, "region": "a" }).unwrap();
     }
     assert_eq!(insert_pair(&keyward, DATABASE, 3, "x"), [Ok(()), Err(11_000)]);
+}
+
+/// The constraint ends with the drop, as a native index does.
+#[test]
+fn a_new_collection_of_the_same_name_has_no_constraint_from_the_first_write_on() {
+    const DATABASE: &str = "created_and_dropped_at_once";
+    let keywards = [start_at(&QUIET), start_at(&QUIET)];
+    for (round, drop) in [
+        doc! { "drop": "users" },
+        doc! { "dropDatabase": 1 },
+        doc! { "drop": "users" },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        shard_users_of(&QUIET, DATABASE);
+        let [dropping, writing] = match round {
+            0 => [0, 0],
+            _ => [0, 1],
+        };
+        must(&reply(&keywards[0], DATABASE, &create([unique_email()])));
+        for keyward in &keywards {
+            assert_eq!(insert_pair(keyward, DATABASE, 1, "x")[1], Err(11_000));
+        }
+        keywards[dropping].run(DATABASE, drop).unwrap();
+        assert_eq!(insert_pair(&keywards[writing], DATABASE, 1, "x"), [Ok(()), Ok(())]);
+        let plain = doc! { "key": { "email": 1 }, "name": "email_1" };
+        must(&reply(&keywards[writing], DATABASE, &create([plain])));
+        keywards[dropping].run(DATABASE, doc! { "drop": "users" }).unwrap();
+    }
+}
+
+/// An option of a wrong type, and an index on `_id` that is to be unique.
+#[test]
+fn the_server_answers_for_indexes_that_no_server_makes() {
+    const DATABASE: &str = "created_by_no_server";
+    shard_users(DATABASE);
+    let keyward = start();
+    for index in [
+        doc! { "key": { "email": 1 }, "name": "email_1", "unique": "yes" },
+        doc! { "key": { "email": 1 }, "name": "email_1", "unique": {} },
+        doc! { "key": { "_id": 1 }, "name": "_id_", "unique": true },
+        doc! { "key": { "_id": 1 }, "name": "other", "unique": true },
+    ] {
+        let command = create([index]);
+        let through = reply(&keyward, DATABASE, &command);
+        let native = Connection::open(&CLUSTER.router_address()).run(DATABASE, &command);
+        assert!(!testkit::wire::is_ok(&native), "{native}");
+        for field in ["code", "codeName"] {
+            assert_eq!(through.get(field), native.get(field), "{command}: {through}");
+        }
+    }
+    assert_eq!(unique_indexes(&keyward, DATABASE), [""; 0]);
+    let list = CLUSTER.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
+    assert!(!list.to_string().contains(DATABASE), "{list}");
 }
 
 /// What the server itself can keep unique stays its own.

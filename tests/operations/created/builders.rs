@@ -1,5 +1,7 @@
 //! Keywards that stand still or are killed while a client's constraint is built.
 
+use std::time::{Duration, Instant};
+
 use testkit::wire::Connection;
 
 use super::*;
@@ -40,9 +42,15 @@ fn the_time_limit_ends_the_build() {
     let mut command = create([unique_email()]);
     // The shards' own index builds take a part of it. The frozen Keyward holds the constraint up for minutes.
     command.insert("maxTimeMS", 10_000);
+    let begun = Instant::now();
     let refused = reply(&keywards[0], DATABASE, &command);
+    let elapsed = begun.elapsed();
     keywards[1].wake();
     assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
+    assert!(
+        elapsed < Duration::from_secs(17),
+        "waited on for the frozen one: {elapsed:?}"
+    );
     assert_eq!(indexes(&keywards[0], DATABASE).len(), 2);
     until_no_constraint(&keywards[0], DATABASE);
 }

@@ -145,6 +145,10 @@ fn the_server_answers_for_what_only_it_can_convert() {
         assert!(native.0.is_some(), "{index}");
         assert_eq!(through, native, "{index}");
     }
+    // Each shard's index on `_id` is unique, whatever the command says.
+    let [through, native] = both(doc! { "name": "_id_", "unique": true });
+    assert_eq!((through, native), ((None, None), (None, None)));
+    assert_eq!(unique_indexes(&keyward, DATABASE), [""; 0]);
     let prepare = convert(doc! { "name": "prefixed", "prepareUnique": true });
     must(&reply(&keyward, DATABASE, &prepare));
     must(&reply(

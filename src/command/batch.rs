@@ -25,7 +25,7 @@ pub struct BatchCommand<'a> {
     pub documents: Vec<Doc<'a>>,
     /// Whether the command stops at its first failure.
     pub ordered: bool,
-    /// Set if the command is a retryable write.
+    /// The numbers by which a driver's retry is recognised. A statement in a client's transaction has them, too, though no driver repeats it.
     pub retry: Option<Retry>,
     /// The client's own time limit.
     pub max_time: Option<Duration>,

@@ -36,7 +36,7 @@ pub struct Attempt {
 pub enum Ended {
     /// The write took effect; its keys stay reserved.
     Applied,
-    /// The server refused the write; its keys are released.
+    /// The server refused the write. Its keys are released, except those that it had inherited.
     NotApplied,
     /// The outcome is unknown; its keys stay reserved until a takeover or a sweep settles them.
     InDoubt,

@@ -112,8 +112,8 @@ pub async fn answer_commit(
             commit_unseen(transaction, commit, transactions, is_on_one, client, upstream).await?
         }
         CommitDecision::Refuse => {
-            // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't
-            // committed, with any answer.
+            // The server releases the transaction's locks, so that no other client waits for them. It doesn't commit the transaction, with
+            // either answer.
             ask_to_end(commit, upstream).await?;
             let number = commit.whole_number("txnNumber")?.unwrap_or_default();
             Some(WriteRefusal::NoSuchTransaction { number }.body(&Times::default()))

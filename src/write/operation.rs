@@ -46,7 +46,7 @@ pub struct WriteOp<'a> {
     pub client_deadline: Option<Instant>,
     /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`](super::context::TIME_MAX) from the start of the
     /// statement.
-    pub give_up: Instant,
+    pub deadline: Instant,
     /// Whether Keyward has found during this command that the collection exists.
     pub has_checked_collection: bool,
     /// The client's upstream connection; nothing else uses it meanwhile.
@@ -68,7 +68,7 @@ impl<'a> WriteOp<'a> {
             protected,
             command,
             client_deadline,
-            give_up: now,
+            deadline: now,
             has_checked_collection: false,
             upstream,
         };
@@ -79,7 +79,7 @@ impl<'a> WriteOp<'a> {
     /// Begins the next statement of the command. If the client set no limit, each statement has its own time: a long batch takes
     /// longer than one statement may.
     pub fn begin_statement(&mut self) {
-        self.give_up = self.end_from_now();
+        self.deadline = self.end_from_now();
     }
 
     /// The moment when Keyward gives up a part of the command that begins now: the client's own limit, or
@@ -132,14 +132,13 @@ impl<'a> WriteOp<'a> {
         unenforced.map(|(position, _)| position).collect()
     }
 
-    /// The rest of `whole` for keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
-    pub fn lease_left(&self, whole: Duration, since: Option<Instant>) -> LeaseLeft {
-        LeaseLeft::new(whole, since, self.upstream.may_be_to_router())
+    /// The rest of this `lease`, which began at `since` ([`LeaseLeft::new`]).
+    pub fn lease_left(&self, lease: Duration, since: Option<Instant>) -> LeaseLeft {
+        LeaseLeft::new(lease, since, self.upstream.may_be_to_router())
     }
 
-    /// How long a write with the keys of `candidates` may take: no longer than their lease. One that reserves nothing needs no lease, and
-    /// may wait as long as any other statement.
-    pub fn time_of<'c>(&self, candidates: impl IntoIterator<Item = &'c Candidate<'c>>) -> Duration {
+    /// The lease of the keys of `candidates`. If they reserve nothing, they need none: the write may wait as long as any other statement.
+    pub fn lease_of<'c>(&self, candidates: impl IntoIterator<Item = &'c Candidate<'c>>) -> Duration {
         let reserves_nothing = |candidate: &Candidate<'_>| candidate.keys.is_empty();
         match candidates.into_iter().all(reserves_nothing) {
             true => self.context.lease.max(TIME_MAX),

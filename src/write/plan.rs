@@ -42,7 +42,7 @@ pub enum Plan<'m> {
 pub struct CommandPlan<'m> {
     /// The collection, with its constraints.
     pub protected: Arc<Protected>,
-    /// The kind of the command.
+    /// Inserts documents, or carries out statements of this kind.
     pub form: Form,
     /// Whether a driver may have sent it. If not, Keyward first probes whether the server refuses it.
     pub has_driver_shape: bool,
@@ -57,7 +57,7 @@ pub enum CommandWork<'m> {
     Insert(BatchCommand<'m>),
     /// Statements of an `update` or a `delete`, or the single statement of a `findAndModify`.
     Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
-    /// No work: Keyward refuses the command.
+    /// No work: Keyward refuses the command, unless the server refuses it before.
     Refused(WriteRefusal),
 }
 
@@ -80,7 +80,8 @@ pub enum Way<'m> {
     /// An upsert that states its new keys, whether it inserts a document or changes one. Keyward finds out which, and carries it out
     /// in place.
     Upsert(PlainUpsert<'m>),
-    /// It runs in a transaction with its reservations: the client's own, or one of Keyward's.
+    /// It runs in a transaction with its reservations: the client's own, or one of Keyward's. A statement that changes no key runs there,
+    /// too, if it is routed: Keyward then reads its document first.
     InTransaction,
 }
 
@@ -168,6 +169,7 @@ impl<'m> StatementPlan<'m> {
             // The server refuses a retryable statement about many documents.
             Way::Forward
         } else if protected.strategy() == Strategy::Strict {
+            // In place, a reservation only lasts for its lease.
             Way::InTransaction
         } else {
             let in_place = match statement.is_upsert {

@@ -36,7 +36,7 @@ impl WriteOp<'_> {
             let Some(conflicting) = awaited.first() else {
                 return ReserveOutcome::Held;
             };
-            let left = self.give_up.saturating_duration_since(Instant::now());
+            let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 candidate.withdraw();
                 return ReserveOutcome::Refused(WriteRefusal::TimeLimit);

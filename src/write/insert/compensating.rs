@@ -17,18 +17,18 @@ use crate::write::forward::reply_within;
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 
-/// Inserts `ready`, whose keys are held. It may take `whole`, from when the first of them was reserved.
+/// Inserts `ready`, whose keys are held. It must end within their `lease`, which counts from when the first of them was reserved.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
 pub async fn insert(
     op: &mut WriteOp<'_>,
     ready: &[&Candidate<'_>],
-    whole: Duration,
+    lease: Duration,
 ) -> Result<SentDocuments, ForwardError> {
     WriteOp::assert_held(ready.iter().copied());
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let left = op.lease_left(whole, oldest);
+    let left = op.lease_left(lease, oldest);
     let Some(time) = left.time_to_write(op.client_deadline) else {
         return Ok(SentDocuments::refused(
             WriteRefusal::TimeLimit,
@@ -49,7 +49,7 @@ pub async fn insert(
     let body = client_body::of_part(op.command, "documents", positions, &new)?;
     let documents = ready.iter().map(|candidate| &*candidate.document);
     let draft = Draft::with_documents(&body, "documents", documents);
-    reply_within(whole, async {
+    reply_within(lease, async {
         let reply = op.upstream.request(&draft).await?;
         read(reply.body(), ready.len(), op.command.ordered)
     })

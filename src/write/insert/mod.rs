@@ -88,10 +88,11 @@ impl<'a> Insert<'a> {
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = advance_attempts(self.op.protected, &mut pending, &self.op.takeover_check()).await;
             if let Err(error) = self.remove_first_tries(&mut pending, &way, is_duplicate).await {
-                self.give_up(&mut pending).await;
+                self.release_all(&mut pending).await;
                 return Err(error);
             }
             self.restart_expiring(&way, &mut pending);
+            // If this fails or stops the command, it has released all keys itself.
             let rest = self.try_ready(&way, &mut pending).await?;
             if self.stopped.is_some() {
                 return Ok(());
@@ -100,7 +101,7 @@ impl<'a> Insert<'a> {
             if !awaited.is_empty()
                 && let Err(error) = self.create_for_takeover().await
             {
-                self.give_up(&mut pending).await;
+                self.release_all(&mut pending).await;
                 return Err(error);
             }
             let own = self.guard.id();
@@ -109,14 +110,14 @@ impl<'a> Insert<'a> {
                 && self.time_left().is_some_and(|left| left.is_zero())
                 && let Err(error) = self.end_late(&mut pending, &way).await
             {
-                self.give_up(&mut pending).await;
+                self.release_all(&mut pending).await;
                 return Err(error);
             }
             self.wait(conflicting, &mut back_off, &mut pending).await;
         }
         if self.stopped.is_some() {
             // The documents that still wait are not inserted.
-            self.give_up(&mut pending).await;
+            self.release_all(&mut pending).await;
         }
         if let Some((position, error)) = unfit
             && self.stopped.is_none()
@@ -127,7 +128,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Releases the keys of documents that are not inserted.
-    async fn give_up(&self, pending: &mut [Candidate<'_>]) {
+    async fn release_all(&self, pending: &mut [Candidate<'_>]) {
         pending.iter_mut().for_each(Candidate::withdraw);
         self.op.release(pending).await;
     }

@@ -18,8 +18,8 @@ use crate::write::txn::Failure;
 pub enum InsertWay {
     /// Keyward forwards them within the lease of their keys, and releases the keys of documents that the server refuses.
     Compensating {
-        /// How long a forward may take. The slice's other documents may hold keys meanwhile.
-        whole: Duration,
+        /// The lease of the slice's keys. Documents that reserve nothing have it, too: others may hold keys meanwhile.
+        lease: Duration,
     },
     /// A transaction inserts them. It takes effect only if their keys are reserved for them then.
     Strict(StrictInsert),
@@ -33,7 +33,7 @@ impl InsertWay {
         match op.protected.strategy() {
             Strategy::Strict if has_keys => InsertWay::Strict(StrictInsert::new(op, first)),
             Strategy::Strict | Strategy::Compensating => InsertWay::Compensating {
-                whole: op.time_of(candidates),
+                lease: op.lease_of(candidates),
             },
         }
     }
@@ -53,7 +53,7 @@ impl InsertWay {
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
         match self {
-            InsertWay::Compensating { whole } => compensating::insert(op, ready, *whole).await,
+            InsertWay::Compensating { lease } => compensating::insert(op, ready, *lease).await,
             // Boxed: its state is several times that of a compensating insert.
             InsertWay::Strict(strict) => Box::pin(strict.insert(op, ready)).await,
         }
@@ -78,8 +78,8 @@ impl InsertWay {
     /// of its keys.
     pub fn must_claim_anew(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
-            InsertWay::Compensating { whole } => {
-                candidate.attempt.may_forward() && op.lease_left(*whole, candidate.since).is_too_little()
+            InsertWay::Compensating { lease } => {
+                candidate.attempt.may_forward() && op.lease_left(*lease, candidate.since).is_too_little()
             }
             InsertWay::Strict(_) => false,
         }

@@ -23,14 +23,14 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 const ENDS_MAX: u32 = 8;
 
 /// The statements that an earlier try of the command carried out, after a majority has them: until then a step-down may undo
-/// them. Waits until `give_up` at most.
+/// them. Waits until `deadline` at most.
 ///
 /// # Errors
 /// [`Failure`] if Keyward can't find that out.
 pub async fn inserted_by_majority(
     op: &mut WriteOp<'_>,
     first: RetryId,
-    give_up: Instant,
+    deadline: Instant,
 ) -> Result<BTreeSet<i32>, Failure> {
     let record = SliceRecord::new(first, Vec::new());
     let mut back_off = BackOff::default();
@@ -40,7 +40,7 @@ pub async fn inserted_by_majority(
             Ok(statements) => return Ok(statements),
             // The command's first try uses the same session, and may still be running.
             Err(Failure::ErrorReply(refused))
-                if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < give_up =>
+                if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < deadline =>
             {
                 tokio::time::sleep(back_off.next()).await;
             }

@@ -69,7 +69,7 @@ pub async fn run_in_place(
             InPlaceOutcome::Missed(document) => (missed, misses) = (document, 1),
             InPlaceOutcome::Again => {}
         }
-        if Instant::now() > run.op.give_up {
+        if Instant::now() > run.op.deadline {
             return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
         }
         tokio::time::sleep(back_off.next()).await;

@@ -84,7 +84,7 @@ impl StatementRun<'_, '_> {
                 }
             }
             has_looked = true;
-            if Instant::now() > self.op.give_up {
+            if Instant::now() > self.op.deadline {
                 return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
             }
             tokio::time::sleep(back_off.next()).await;

@@ -34,8 +34,8 @@ pub async fn send(
     rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
-    let whole = run.op.time_of([&*candidate]);
-    let left = run.op.lease_left(whole, candidate.since);
+    let lease = run.op.lease_of([&*candidate]);
+    let left = run.op.lease_left(lease, candidate.since);
     let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
@@ -44,7 +44,7 @@ pub async fn send(
     let which = (run.statement.kind, run.index);
     WriteOp::assert_held([&*candidate]);
     let sent = forward::statement(run.op, which, rewritten, Acknowledged::ByMajority, Some(time));
-    let sent = forward::reply_within(whole, sent).await;
+    let sent = forward::reply_within(lease, sent).await;
     Ok(Some(sent.inspect_err(|_| run.op.note_in_doubt(candidate))?))
 }
 

@@ -85,9 +85,9 @@ impl StrictInsert {
         }
         // The first try's group may be open until the server ends it. A client's own limit still applies.
         let outlasts_first_try = is_retry && op.client_deadline.is_none();
-        let give_up = match outlasts_first_try {
+        let deadline = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
-            false => self.give_up,
+            false => self.deadline,
         };
         let mut progress = InsertProgress::new(ready.len());
         let mut back_off = BackOff::default();
@@ -122,7 +122,7 @@ impl StrictInsert {
                 break;
             }
             if !progress.has_moved() {
-                if Instant::now() >= give_up {
+                if Instant::now() >= deadline {
                     let times = op.protected.times();
                     match outlasts_first_try {
                         // The first try may yet take effect.

@@ -39,7 +39,7 @@ pub struct StrictInsert {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
     pub(super) first: Option<RetryId>,
     /// The moment when Keyward gives up; each slice has its own time, unless the client set a limit.
-    pub(super) give_up: Instant,
+    pub(super) deadline: Instant,
 }
 
 /// How the reservations get into the transaction.
@@ -86,14 +86,14 @@ impl StrictInsert {
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         StrictInsert {
             first: op.command.retry_id(first),
-            give_up: op.end_from_now(),
+            deadline: op.end_from_now(),
         }
     }
 
     /// The statements that an earlier try of the command carried out.
     pub(super) async fn inserted_by_majority(&self, op: &mut WriteOp<'_>) -> Result<BTreeSet<i32>, Failure> {
         match self.first {
-            Some(first) => inserted_by_majority(op, first, self.give_up).await,
+            Some(first) => inserted_by_majority(op, first, self.deadline).await,
             None => Ok(BTreeSet::new()),
         }
     }

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::future::IntoFuture;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread;
 
 use bson::{Document, doc};
@@ -226,4 +227,16 @@ fn clients_of_a_balanced_deployment_know_it() {
     assert_eq!(refused.get_i32("code").unwrap(), 354, "{refused}");
     let left = client.try_run("admin", &doc! { "ping": 1 });
     assert!(left.is_err(), "a router leaves such a client");
+}
+
+#[test]
+fn the_doctor_examines_a_balanced_deployment() {
+    let cluster = Cluster::shared();
+    let (_routers, keyward) = behind_a_balancer(cluster, "balanced_doctor");
+    let mut doctor = Command::new(testkit::keyward::program());
+    doctor.args(["doctor", "--config"]).arg(keyward.file());
+    let examined = doctor.env_remove("KEYWARD_UPSTREAM").output().unwrap();
+    let report = String::from_utf8_lossy(&examined.stdout);
+    assert_eq!(examined.status.code(), Some(0), "{report}");
+    assert!(!report.contains('✗'), "{report}");
 }

@@ -118,7 +118,7 @@ fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, St
         name: spec.name.clone(),
         ..plain()
     };
-    if let Some(error) = fault(name) {
+    if let Some(error) = fault(name.clone()).or_else(|| name.check_new_name().err()) {
         faults.push((path.field("name"), error.to_string()));
     }
     faults.extend(

@@ -194,10 +194,6 @@ impl IndexSpec {
                 name,
                 reason: "it holds a '$'",
             }),
-            _ if format!(".{name}").contains(".system.") => Err(SpecError::Name {
-                name,
-                reason: "it holds 'system.'",
-            }),
             _ => Ok(name),
         }
     }
@@ -221,13 +217,23 @@ impl IndexSpec {
         Ok(())
     }
 
-    /// Whether its key is `_id` alone, in either direction.
-    pub fn is_of_id_alone(&self) -> bool {
-        self.key.len() == 1 && self.key.contains_key("_id")
+    /// Checks that a collection of reservations can have its name. A name that is stored already may be of an earlier version.
+    ///
+    /// # Errors
+    /// [`SpecError::Name`] if the server keeps such names for itself.
+    pub fn check_new_name(&self) -> Result<(), SpecError> {
+        let name = self.index_name()?;
+        match format!(".{name}").contains(".system.") {
+            true => Err(SpecError::Name {
+                name,
+                reason: "it holds 'system.'",
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Whether it means the index on `_id`, which every collection has.
-    pub(super) fn is_on_id(&self) -> bool {
+    pub fn is_on_id(&self) -> bool {
         let direction = match self.key.get("_id") {
             Some(Bson::Int32(number)) => f64::from(*number),
             Some(Bson::Int64(number)) => *number as f64,

@@ -53,8 +53,8 @@ pub struct Membership {
     rejoined: AtomicU64,
     /// After how many of these times it has seen that its constraints are as before.
     confirmed: AtomicU64,
-    /// After how many of these times the task that ends doubts was woken.
-    woken: AtomicU64,
+    /// After how many of these times there was a new entry.
+    replaced: AtomicU64,
     in_doubt: Notify,
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because it doesn't renew them.
@@ -91,7 +91,7 @@ impl Membership {
             is_list_unreadable: clients.is_unreadable,
             rejoined: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
-            woken: AtomicU64::new(0),
+            replaced: AtomicU64::new(0),
             in_doubt: Notify::new(),
             watch: Mutex::default(),
             orphans: Mutex::default(),
@@ -145,19 +145,11 @@ impl Membership {
         (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
     }
 
-    /// Waits for such a doubt that no earlier call has waited for, until there is an entry.
+    /// Waits for such a doubt that no earlier call has waited for, until there is a new entry.
     ///
     /// - Cancel: at any time.
     pub(super) async fn doubt_arisen(&self) {
         self.in_doubt.notified().await;
-    }
-
-    /// Wakes the task that ends doubts, once for each: now there is an entry. That task breaks off all that it does, and that may be the caller.
-    fn wake_in_doubt(&self) {
-        let Some(doubt) = self.doubt() else { return };
-        if self.woken.swap(doubt, Ordering::AcqRel) != doubt {
-            self.in_doubt.notify_one();
-        }
     }
 
     /// Permits it to write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they
@@ -433,10 +425,10 @@ impl Membership {
     /// Renews the entry. If the entry was removed, or restored to an earlier state, this Keyward is registered anew.
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (own, sent) = (self.own.load_full(), Instant::now());
-        if self.register.renew(&own).await? {
+        // If the entry was gone and no new one could be written, a restored register may have it again. Others didn't know of it meanwhile.
+        let is_replaced = self.replaced.load(Ordering::Acquire) == self.rejoined();
+        if is_replaced && self.register.renew(&own).await? {
             self.prolong(sent + self.terms.lease);
-            // The entry was gone, no new one could be written, and a restored register has it again.
-            self.wake_in_doubt();
             if !self.orphans().is_empty() {
                 // Not while a new entry is under way, which is one of them until it is there.
                 let _entry = self.entry.lock().await;

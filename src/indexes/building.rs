@@ -77,6 +77,7 @@ impl WantedConstraints {
             client_entry: Some(id),
             ..specification
         };
+        specification.check_new_name().map_err(IndexRefusal::Specification)?;
         let constraint = Constraint::new(self.namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
         let effective = self.effective(&constraint).map_err(IndexRefusal::Specification)?;
         for stated in of_file {

@@ -81,7 +81,7 @@ async fn wanted(
         return Ok(None);
     };
     // The index on `_id` stays as it is with any option.
-    let specification = index.specification.clone().filter(|one| !one.is_of_id_alone());
+    let specification = index.specification.clone().filter(|one| !one.is_on_id());
     let Some(mut specification) = specification else {
         return Ok(None);
     };

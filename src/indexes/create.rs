@@ -183,13 +183,13 @@ async fn wanted(
 ) -> Result<Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
-        match (flag(*index, "unique")? == Some(true), specification_of(*index)?) {
+        match (flag(*index, "unique")?, specification_of(*index)?) {
             // The server refuses `unique` for the index on `_id`.
-            (true, Some(specification)) if specification.is_of_id_alone() => {}
+            (Some(true), Some(specification)) if specification.is_on_id() => {}
             // The server keeps it unique, also while `keyward shard` takes it over: it answers whether the command asks for the same.
-            (true, Some(specification)) if is_unique_at_server(&specification, before) => {}
-            (true, Some(specification)) => specifications.push((position, specification)),
-            (false, Some(IndexSpec { name: Some(name), .. })) if is_of_client(context, namespace, &name) => {
+            (Some(true), Some(specification)) if is_unique_at_server(&specification, before) => {}
+            (Some(true), Some(specification)) => specifications.push((position, specification)),
+            (Some(false), Some(IndexSpec { name: Some(name), .. })) if is_of_client(context, namespace, &name) => {
                 return Ok(Err(IndexRefusal::SameName { name }));
             }
             _ => {}
@@ -331,6 +331,8 @@ async fn drop_made(
         return Ok(false);
     }
     // One at a time: the server drops none of a list if one is missing, and another client may have dropped it.
+    let mut kept = Vec::new();
+    let mut errors = Vec::new();
     for name in &made {
         let command = doc! { "dropIndexes": &namespace.collection, "index": *name };
         let mut draft = Builder::from_document(&command.to_vec().unwrap_or_default());
@@ -339,9 +341,12 @@ async fn drop_made(
         let reply = upstream.run(&draft.finish()).await?;
         let reply = Doc::new(&reply)?;
         if !reply::is_ok(reply)? && reply::code(reply)? != Some(code::INDEX_NOT_FOUND) {
-            let error = reply::errmsg(reply)?.unwrap_or_default();
-            return stay(String::from_utf8_lossy(error).into_owned(), vec![name]);
+            kept.push(*name);
+            errors.push(String::from_utf8_lossy(reply::errmsg(reply)?.unwrap_or_default()).into_owned());
         }
+    }
+    if !kept.is_empty() {
+        return stay(errors.join("; "), kept);
     }
     // If the list can't be read, the index may be missing, and queries are slower. The constraint holds without it.
     let listed = listed().await.unwrap_or_default();

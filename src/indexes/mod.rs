@@ -258,18 +258,25 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
         .collect()
 }
 
-/// Ends these constraints of clients, whose collections the server has dropped: the indexes are gone with them. Waits until no Keyward
-/// enforces them any more, if that is soon. This Keyward waits for all commands that its catalog decided, so the caller mustn't have one
-/// under way.
-pub async fn end_constraints_of_dropped(constraints: &[Arc<Constraint>], service: &Service) {
+/// Ends these constraints of clients, whose collections the server has dropped: the indexes are gone with them. Returns whether it did.
+pub async fn end_constraints_of_dropped(constraints: &[Arc<Constraint>], service: &Service) -> bool {
+    let Some(list) = &service.client_list else {
+        return false;
+    };
+    let entries: Vec<ObjectId> = constraints.iter().filter_map(|one| one.client_entry()).collect();
+    let removed = list.remove(&entries).await;
+    if let Err(error) = &removed {
+        tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
+    }
+    removed.is_ok()
+}
+
+/// Waits until no Keyward enforces these constraints any more, which have ended, if that is soon. This Keyward waits for all commands that
+/// its catalog decided, so the caller mustn't have one under way.
+pub async fn await_ended(constraints: &[Arc<Constraint>], service: &Service) {
     let Some(list) = &service.client_list else {
         return;
     };
-    let entries: Vec<ObjectId> = constraints.iter().filter_map(|one| one.client_entry()).collect();
-    if let Err(error) = list.remove(&entries).await {
-        tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
-        return;
-    }
     let context = BuildContext {
         client: service.upstream.client(),
         list,

@@ -26,6 +26,9 @@ use crate::server::driver;
 const POLL: Duration = Duration::from_millis(250);
 /// How many looks in sequence must show nothing.
 const QUIET_LOOKS: u32 = 2;
+/// The same where Keyward can't see the operations of routers: then looks with a pause after each. Meanwhile a router begins the next
+/// statement of a command that it is carrying out.
+const QUIET_LOOKS_WITHOUT_ROUTERS: u32 = 20;
 /// How long to wait before the log says so, and between two such lines.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -38,10 +41,10 @@ pub(super) async fn ended(client: &Client, namespace: &Namespace) -> Result<(), 
     let mut logged = Instant::now();
     let mut pending = Pending::default();
     while pending.go_on_after(at_work(client, namespace).await?) {
-        if pending.is_quiet() {
+        if pending.is_quiet() && !pending.lacks_routers {
             continue;
         }
-        if logged.elapsed() >= QUIET {
+        if !pending.is_quiet() && logged.elapsed() >= QUIET {
             logged = Instant::now();
             let operations = pending.operations.iter().chain(&pending.cursors);
             let operations = operations.map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -66,6 +69,8 @@ struct Pending {
     quiet_looks: u32,
     /// How many of the next looks may show cursors of pipelines that were at work as the wait began.
     looks_for_cursors: u32,
+    /// Whether the looks can't show the operations of routers.
+    lacks_routers: bool,
     has_begun: bool,
 }
 
@@ -77,6 +82,7 @@ impl Pending {
     /// So new cursors count for two looks, and for two more after each look that still shows an operation. Later ones belong to later
     /// commands.
     fn go_on_after(&mut self, found: AtWork) -> bool {
+        self.lacks_routers = found.lacks_routers;
         match std::mem::replace(&mut self.has_begun, true) {
             true => self.operations.retain(|operation| found.operations.contains(operation)),
             false => {
@@ -96,7 +102,11 @@ impl Pending {
             true => self.quiet_looks + 1,
             false => 0,
         };
-        self.quiet_looks < QUIET_LOOKS
+        self.quiet_looks
+            < match self.lacks_routers {
+                true => QUIET_LOOKS_WITHOUT_ROUTERS,
+                false => QUIET_LOOKS,
+            }
     }
 
     /// Whether nothing was at work at the last look.
@@ -110,6 +120,8 @@ impl Pending {
 struct AtWork {
     operations: BTreeSet<String>,
     cursors: BTreeSet<String>,
+    /// Whether there are routers whose operations can't be seen.
+    lacks_routers: bool,
 }
 
 impl AtWork {
@@ -129,7 +141,9 @@ impl AtWork {
 async fn at_work(client: &Client, namespace: &Namespace) -> Result<AtWork, StoreError> {
     let mut found = AtWork::default();
     // The routers first: a router sends the statements of one command to the shards one after the other.
-    for router in routers(client).await? {
+    let routers = routers(client).await?;
+    found.lacks_routers = routers.is_none();
+    for router in routers.unwrap_or_default() {
         let here = doc! { "allUsers": true, "localOps": true, "idleCursors": true };
         let at = router.clone();
         let only = SelectionCriteria::Predicate(Arc::new(move |server| *server.address() == at));
@@ -141,26 +155,27 @@ async fn at_work(client: &Client, namespace: &Namespace) -> Result<AtWork, Store
     Ok(found)
 }
 
-/// The routers that Keyward's driver reaches now: several `mongos` may be named upstream, and each knows its own operations only. There is none
-/// behind a load balancer, because each question there goes to another `mongos`.
-async fn routers(client: &Client) -> Result<HashSet<ServerAddress>, StoreError> {
+/// The routers that Keyward's driver reaches now: several `mongos` may be named upstream, and each knows its own operations only. None if
+/// a load balancer hides them: each question goes to another `mongos`.
+async fn routers(client: &Client) -> Result<Option<HashSet<ServerAddress>>, StoreError> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let note = seen.clone();
     let all = SelectionCriteria::Predicate(Arc::new(move |server| {
         let mut seen = note.lock().unwrap_or_else(PoisonError::into_inner);
-        if server.server_type() != ServerType::LoadBalancer {
-            seen.push(server.address().clone());
-        }
+        seen.push((server.address().clone(), server.server_type()));
         true
     }));
     let admin = client.database("admin");
     let hello = admin.run_command(doc! { "hello": 1 }).selection_criteria(all);
     let hello = answered(hello.into_future()).await?;
     let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok(match driver::is_of_router(&hello) {
-        true => seen.into_iter().collect(),
+    if seen.iter().any(|(_, kind)| *kind == ServerType::LoadBalancer) {
+        return Ok(None);
+    }
+    Ok(Some(match driver::is_of_router(&hello) {
+        true => seen.into_iter().map(|(address, _)| address).collect(),
         false => HashSet::new(),
-    })
+    }))
 }
 
 /// The operations and cursors that may write to `namespace`, in the place that `stage` describes.
@@ -269,6 +284,18 @@ mod tests {
             !pending.go_on_after(look([&later])),
             "an update that began later isn't waited for"
         );
+    }
+
+    #[test]
+    fn behind_a_load_balancer_a_pause_between_two_statements_is_no_end() {
+        let unseen = |found: &[&Document]| AtWork {
+            lacks_routers: true,
+            ..look(found.iter().copied())
+        };
+        let mut pending = Pending::default();
+        assert!(pending.go_on_after(unseen(&[])));
+        let quiet = (0..QUIET_LOOKS_WITHOUT_ROUTERS).take_while(|_| pending.go_on_after(unseen(&[])));
+        assert_eq!(quiet.count() + 2, QUIET_LOOKS_WITHOUT_ROUTERS as usize);
     }
 
     #[test]

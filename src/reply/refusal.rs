@@ -79,6 +79,14 @@ pub enum WriteRefusal {
         /// The protected collection.
         namespace: Namespace,
     },
+    /// After an update, Keyward doesn't see a document that the update can't have deleted.
+    #[error(
+        "after this update Keyward can't find a document of {namespace} again, so nothing was changed; leave the type of its _id as it is"
+    )]
+    OutOfSight {
+        /// The protected collection.
+        namespace: Namespace,
+    },
     /// Keyward has already forwarded a commit of the client's transaction.
     #[error("the commit of this transaction has passed through Keyward; nothing can be written in it any more")]
     Committed,
@@ -176,7 +184,7 @@ impl WriteRefusal {
             WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice => code::INVALID_OPTIONS,
             WriteRefusal::Conflict => code::WRITE_CONFLICT,
             WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
-            WriteRefusal::Clustered { .. } => code::COMMAND_NOT_SUPPORTED,
+            WriteRefusal::Clustered { .. } | WriteRefusal::OutOfSight { .. } => code::COMMAND_NOT_SUPPORTED,
         }
     }
 

@@ -445,10 +445,13 @@ impl MessageHandler<'_> {
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
                 let is_dropped = || Doc::new(reply).and_then(reply::is_ok).unwrap_or(false);
-                if !to_end.is_empty() && is_dropped() {
+                // Boxed, as above.
+                if !to_end.is_empty()
+                    && is_dropped()
+                    && Box::pin(indexes::end_constraints_of_dropped(&to_end, self.service)).await
+                {
                     self.leave_epoch().await?;
-                    // Boxed, as above.
-                    Box::pin(indexes::end_constraints_of_dropped(&to_end, self.service)).await;
+                    Box::pin(indexes::await_ended(&to_end, self.service)).await;
                     self.enter_epoch();
                 }
             }

@@ -41,6 +41,9 @@ const RETRY: Duration = Duration::from_millis(250);
 /// again for a quarter of an hour, long after other Keywards take it for done or lost (`EntryTerms::aftermath`).
 const UNTAKEN_MAX: Duration = Duration::from_secs(60);
 
+/// How many connections of its own Keyward opens at most through a load balancer, unless the URI says so.
+const POOL_MAX_BALANCED: u32 = 1_000;
+
 /// Why the upstream can't be used at all.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
@@ -95,6 +98,10 @@ impl Upstream {
         // A rollback must not undo Keyward's own writes, except where a command states its own write concern. No time limit of the URI
         // ends that wait.
         options.write_concern = Some(WriteConcern::majority());
+        if options.load_balanced == Some(true) {
+            // Then the driver keeps a connection for each open cursor, as an audit has one for each collection.
+            options.max_pool_size.get_or_insert(POOL_MAX_BALANCED);
+        }
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
         let (publish_reasons, reasons) = watch::channel(Vec::new());

@@ -217,7 +217,7 @@ fn clients_of_a_balanced_deployment_know_it() {
         let reply = client.run("admin", hello);
         (client, reply)
     };
-    let names = [(); 4].map(|()| {
+    let names = [(); 20].map(|()| {
         let (_, reply) = greet(&doc! { "hello": 1, "loadBalanced": true });
         reply.get_object_id("serviceId").unwrap()
     });

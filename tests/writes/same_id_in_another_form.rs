@@ -1,4 +1,5 @@
-//! An update that gives `_id` an equal value in another form, on a collection with a default collation. The document keeps its reservations.
+//! An update that gives `_id` an equal value in another form, on a collection with a default collation or sharded by the hash of `_id`. The
+//! document keeps its reservations.
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
@@ -95,6 +96,41 @@ async fn no_reservation_is_lost_by_a_compensating_update() {
 #[tokio::test]
 async fn no_reservation_is_lost_by_a_strict_update() {
     no_reservation_is_lost("strict").await;
+}
+
+/// The hash of a Decimal128 isn't that of the equal double, so the document may move to another shard.
+#[tokio::test]
+async fn no_reservation_is_lost_where_the_shard_key_hashes_the_id() {
+    let (database, cluster) = ("other_form_hashed", Cluster::shared());
+    let namespace = format!("{database}.users");
+    cluster.run("admin", doc! { "enableSharding": database }).unwrap();
+    let shard = doc! { "shardCollection": &namespace, "key": { "_id": "hashed", "region": 1 } };
+    cluster.run("admin", shard).unwrap();
+    let constraint = format!("  - {{ collection: {namespace}, key: {{ n: 1 }}, strategy: compensating }}\n");
+    let keyward = Keyward::start(&cluster.uri(), &constraint);
+    let client = keyward.client_without_retries().await;
+    let (mut moved, mut refused, mut last) = (0, 0, Document::new());
+    for n in 0..12 {
+        let (id, other) = (
+            f64::from(n) + 0.75,
+            Bson::Decimal128(format!("{n}.75").parse().unwrap()),
+        );
+        let insert = doc! { "insert": "users", "documents": [{ "_id": id, "region": 1, "n": n }] };
+        run(&client, database, insert).await;
+        let change = doc! { "q": { "_id": id, "region": 1 }, "u": { "_id": other, "region": 1, "n": n } };
+        let changed = run(&client, database, doc! { "update": "users", "updates": [change] }).await;
+        match changed.to_string().contains("can't find a document") {
+            true => refused += 1,
+            false => moved += changed.get_i32("n").unwrap(),
+        }
+        let second = doc! { "insert": "users", "documents": [{ "_id": 1_000 + n, "region": 1, "n": n }] };
+        let second = run(&client, database, second).await;
+        assert!(second.to_string().contains("E11000"), "{second}\n{changed}");
+        last = changed;
+    }
+    assert!(moved > 0 && refused > 0, "{moved} {refused} {last}");
+    let key = |document: &Document| vec![doc! { "n": document.get("n").unwrap() }];
+    assert_documents_and_reservations_agree(cluster, database, "users", "n_1", key).await;
 }
 
 #[tokio::test]

@@ -230,12 +230,12 @@ fn a_constraint_that_cannot_be_kept_is_refused() {
         refused("config.b", plain.clone()),
         SpecError::ReservedNamespace(_)
     ));
-    for name in ["system.a", "a.system.b", "a$"] {
+    for name in ["system.a", "a.system.b"] {
         let named = IndexSpec {
             name: Some(name.to_owned()),
             ..plain.clone()
         };
-        assert!(matches!(refused("a.b", named), SpecError::Name { .. }), "{name}");
+        assert!(matches!(named.check_new_name(), Err(SpecError::Name { .. })), "{name}");
     }
     assert!(matches!(
         refused(&format!("a.{}", "b".repeat(225)), plain),

@@ -22,7 +22,7 @@ impl Membership {
     /// Registers it anew, under another id. Constraints that it lacks are then not enforced any more in the collections to which it may write.
     pub(super) async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
-        self.rejoined.fetch_add(1, Ordering::AcqRel);
+        let rejoined = self.rejoined.fetch_add(1, Ordering::AcqRel) + 1;
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         // Earlier tries may have left entries.
         self.take_orphans_away().await;
@@ -47,7 +47,9 @@ impl Membership {
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
         self.declared.store(Arc::default());
         self.prolong(sent + self.terms.lease);
-        self.wake_in_doubt();
+        self.replaced.store(rejoined, Ordering::Release);
+        // Only now: the task that this wakes breaks off all that it does, and that may be this.
+        self.in_doubt.notify_one();
         Ok(())
     }
 

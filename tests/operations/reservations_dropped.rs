@@ -121,6 +121,11 @@ fn of_writes_in_transactions() {
     drop();
     let insert = doc! { "insert": "users", "documents": [user(3, "z", "x")] };
     assert_transaction_refused_until_known(&keyward, DATABASE, &insert);
+    // A transaction meets a reservation as soon as it is made anew: a moment before this Keyward reserves there, too.
+    keyward.until("writes go on", || {
+        let log = keyward.log();
+        log.matches("writes that need a reservation there go on").count() == 2
+    });
     let insert = doc! { "insert": "users", "documents": [user(4, "z", "new")] };
     let reply = Connection::open(&keyward.address).run(DATABASE, &insert);
     assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");

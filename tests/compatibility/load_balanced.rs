@@ -82,6 +82,23 @@ async fn in_a_transaction(client: &Client, users: &Collection<Document>, id: i32
         .await
 }
 
+/// Inserts a hundred users. All at once, so that the driver opens several connections.
+async fn insert_a_hundred(users: &Collection<Document>) {
+    let insert = |id| users.insert_one(user(id, &format!("{id}"))).into_future();
+    try_join_all((0..100).map(insert)).await.unwrap();
+}
+
+/// Reads all users by several cursors side by side: each one stays on its connection.
+async fn assert_read_by_cursors(users: &Collection<Document>, count: usize) {
+    let read = async || {
+        let cursor = users.find(doc! {}).batch_size(7).await?;
+        cursor.try_collect::<Vec<_>>().await
+    };
+    for found in try_join_all((0..6).map(|_| read())).await.unwrap() {
+        assert_eq!(found.len(), count);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_reaches_two_keywards_through_a_balancer() {
     const DATABASE: &str = "load_balanced";
@@ -91,10 +108,7 @@ async fn a_driver_reaches_two_keywards_through_a_balancer() {
         .await
         .unwrap();
     let users = client.database(DATABASE).collection::<Document>("users");
-    // All at once, so that the driver opens connections to both.
-    try_join_all((0..100).map(|id| users.insert_one(user(id, &format!("{id}"))).into_future()))
-        .await
-        .unwrap();
+    insert_a_hundred(&users).await;
     for id in 100..110 {
         let refused = users.insert_one(user(id, "7")).await.unwrap_err();
         assert!(is_duplicate(&refused), "{refused}");
@@ -104,14 +118,7 @@ async fn a_driver_reaches_two_keywards_through_a_balancer() {
         .unwrap();
     let refused = in_a_transaction(&client, &users, 1000).await.unwrap_err();
     assert!(is_duplicate(&refused), "{refused}");
-    // Cursors side by side: each one stays with the Keyward that opened it.
-    let read = async || {
-        let cursor = users.find(doc! {}).batch_size(7).await?;
-        cursor.try_collect::<Vec<_>>().await
-    };
-    for found in try_join_all((0..6).map(|_| read())).await.unwrap() {
-        assert_eq!(found.len(), 116);
-    }
+    assert_read_by_cursors(&users, 116).await;
     for keyward in &keywards {
         // The driver doesn't monitor: these are its own connections.
         let opened = keyward.metric("keyward_client_connections_opened_total");
@@ -163,9 +170,7 @@ async fn a_keyward_reaches_its_deployment_through_a_balancer() {
         .await
         .unwrap();
     let users = client.database(DATABASE).collection::<Document>("users");
-    try_join_all((0..100).map(|id| users.insert_one(user(id, &format!("{id}"))).into_future()))
-        .await
-        .unwrap();
+    insert_a_hundred(&users).await;
     let refused = users.insert_one(user(100, "7")).await.unwrap_err();
     assert!(is_duplicate(&refused), "{refused}");
     // In place, and in a transaction of Keyward's.
@@ -197,13 +202,7 @@ async fn a_keyward_reaches_its_deployment_through_a_balancer() {
     try_join_all((0..8).map(|n| in_a_transaction(&client, &users, 1000 + 2 * n)))
         .await
         .unwrap();
-    let read = async || {
-        let cursor = users.find(doc! {}).batch_size(7).await?;
-        cursor.try_collect::<Vec<_>>().await
-    };
-    for found in try_join_all((0..6).map(|_| read())).await.unwrap() {
-        assert_eq!(found.len(), 117);
-    }
+    assert_read_by_cursors(&users, 117).await;
     let (status, report) = tokio::task::spawn_blocking(move || keyward.verify()).await.unwrap();
     assert_eq!(status, Some(0), "{report}");
 }

@@ -85,6 +85,25 @@ struct Findings {
     violated: HashMap<String, Instant>,
 }
 
+/// The result of a poll.
+enum Polled {
+    /// It has made all constraints enforced that weren't. The next poll records that, and clients wait for the record.
+    Enforced,
+    /// It has made none enforced, or some wait still.
+    Unfinished,
+}
+
+impl Polled {
+    /// The result for `constraints` whose documents were read, and that no document violates. Some of them may be `waiting`.
+    fn of(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint]) -> Polled {
+        let waits = |constraint: &Arc<Constraint>| waiting.iter().any(|one| one.constraint.has_name_of(constraint));
+        match constraints.is_empty() || constraints.iter().any(waits) {
+            true => Polled::Unfinished,
+            false => Polled::Enforced,
+        }
+    }
+}
+
 /// Keeps the constraints enforced for as long as it runs, and shows which are.
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
     let mut findings = Findings::default();
@@ -94,8 +113,10 @@ pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept
             polled = poll(&service, &membership, &kept, &mut findings, &readiness) => polled,
             () = membership.doubt_arisen() => continue,
         };
-        if let Err(error) = polled {
-            tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+        match polled {
+            Ok(Polled::Enforced) => continue,
+            Ok(Polled::Unfinished) => {}
+            Err(error) => tracing::warn!(%error, "whether the constraints are enforced can't be seen"),
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}
@@ -110,7 +131,7 @@ async fn poll(
     kept: &Kept,
     findings: &mut Findings,
     readiness: &Readiness,
-) -> Result<(), PrepareError> {
+) -> Result<Polled, PrepareError> {
     let (client, metrics) = (service.upstream.client(), &service.metrics);
     let entries = membership.poll().await?;
     service.board.note_fleet(membership.id(), &entries);
@@ -122,7 +143,7 @@ async fn poll(
     // It ends a doubt, without which nothing may be written anywhere, and lists the constraints.
     note_own(service, membership, kept, &entries, &standings).await?;
     if replaced::renew_gone(service, membership, kept, readiness).await? {
-        return Ok(());
+        return Ok(Polled::Unfinished);
     }
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
@@ -156,17 +177,17 @@ async fn poll(
         .retain(|constraint| !findings.is_violated(constraint) && !to_do.iter().any(|one| one.has_name_of(constraint)));
     show(&shown, &waiting, service, readiness);
     if to_do.is_empty() {
-        return Ok(());
+        return Ok(Polled::Unfinished);
     }
     let Some(backfilled) = backfill(service, membership, kept, &builds, &to_do).await? else {
-        return Ok(());
+        return Ok(Polled::Unfinished);
     };
     waiting.extend(backfilled.waiting);
     findings.note_waiting(&waiting);
     findings.show_violated(backfilled.violated, &to_do, service, readiness);
     to_do.retain(|constraint| !findings.is_violated(constraint));
     show(&to_do, &waiting, service, readiness);
-    Ok(())
+    Ok(Polled::of(&to_do, &waiting))
 }
 
 /// Backfills the documents of those `meant`. It returns none once some proxy collections are gone: their reservations come first, at the next

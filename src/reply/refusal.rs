@@ -156,7 +156,7 @@ impl WriteRefusal {
     /// statements are missing. That is safe only if there are no such results, or if the driver resends the command.
     pub fn is_of_one_statement(&self, has_results: bool) -> bool {
         match self {
-            WriteRefusal::TooMany { .. } | WriteRefusal::TooLarge { .. } => true,
+            WriteRefusal::TooMany { .. } | WriteRefusal::TooLarge { .. } | WriteRefusal::OutOfSight { .. } => true,
             WriteRefusal::Unsure { retryable, .. } => has_results && !retryable,
             WriteRefusal::Unregistered { label, .. } => has_results && label.is_none(),
             _ => false,

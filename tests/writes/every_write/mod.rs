@@ -14,10 +14,10 @@ mod pair;
 use std::fmt::Write;
 
 use bson::{Document, doc};
-use generate::{Regions, SEQUENCES_A_SCHEMA, Step};
+use generate::{Layout, Regions, SEQUENCES_A_SCHEMA, Step};
 use pair::{Pair, Seen};
 use testbed::{Cluster, ReplicaSet};
-use testkit::{Keyward, given, shard_on_two};
+use testkit::{Keyward, given, spread_on_two};
 
 /// So many collections are written to at the same time.
 const THREADS: usize = 4;
@@ -38,8 +38,8 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         .iter()
         .map(|seeds| {
             let schema = seeds[0] / SEQUENCES_A_SCHEMA;
-            let (name, regions) = (format!("c{schema}"), Regions::of(schema));
-            let mut of_number = Schema::of("every_write", &name, generate::indexes(schema), regions);
+            let (name, layout) = (format!("c{schema}"), Layout::of(schema));
+            let mut of_number = Schema::of("every_write", &name, generate::indexes(schema), layout);
             of_number.strategy = generate::strategy(schema);
             of_number
         })
@@ -74,25 +74,16 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
     });
     println!("{seen:?}");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    let replayed = seeds.len() == 1;
-    assert!(
-        replayed || seen.duplicates * 20 > seen.commands,
-        "too few conflicts to show anything: {seen:?}"
-    );
-    assert!(
-        replayed || seen.upserts.iter().all(|count| count * 400 > seen.commands),
-        "too few upserts to show anything: {seen:?}"
-    );
-    assert!(
-        replayed || seen.computed[0] * 40 > seen.commands && seen.computed[1] * 400 > seen.commands,
-        "too few computed values to show anything: {seen:?}"
-    );
+    if seeds.len() > 1 {
+        seen.assert_enough();
+    }
 }
 
 /// A collection that is to be compared.
 struct Schema {
     database: String,
     collection: String,
+    layout: Layout,
     indexes: Vec<Document>,
     strategy: &'static str,
 }
@@ -100,16 +91,31 @@ struct Schema {
 impl Schema {
     /// Shards the collection over two shards.
     fn new(database: &str, collection: &str, indexes: Vec<Document>) -> Self {
-        Schema::of(database, collection, indexes, Regions::Words)
+        Schema::of(database, collection, indexes, Layout::by(Regions::Words))
     }
 
-    /// The same by these values of the shard key.
-    fn of(database: &str, collection: &str, indexes: Vec<Document>, regions: Regions) -> Self {
-        let namespace = format!("{database}.{collection}");
-        shard_on_two(Cluster::shared(), &namespace, doc! { "region": 1 }, regions.split());
+    /// The same with this layout.
+    fn of(database: &str, collection: &str, indexes: Vec<Document>, layout: Layout) -> Self {
+        let (cluster, namespace) = (Cluster::shared(), format!("{database}.{collection}"));
+        cluster.run("admin", doc! { "enableSharding": database }).unwrap();
+        let mut shard = doc! { "shardCollection": &namespace, "key": layout.key.pattern() };
+        if let Some(collation) = &layout.collation {
+            let create = doc! { "create": collection, "collation": collation };
+            cluster.run(database, create).unwrap();
+            shard.insert("collation", doc! { "locale": "simple" });
+        }
+        if layout.key.is_spread() {
+            // One chunk on each of the two shards.
+            shard.insert("numInitialChunks", 2);
+            cluster.run("admin", shard).unwrap();
+        } else {
+            cluster.run("admin", shard).unwrap();
+            spread_on_two(cluster, &namespace, layout.split());
+        }
         Schema {
             database: database.to_owned(),
             collection: collection.to_owned(),
+            layout,
             indexes,
             strategy: "compensating",
         }
@@ -123,6 +129,7 @@ impl Schema {
             &Cluster::shared().router_address(),
             &ReplicaSet::shared().addresses()[0],
             &self.indexes,
+            self.layout.collation.as_ref(),
         )
     }
 }
@@ -136,7 +143,7 @@ fn start(schemas: &[Schema]) -> Keyward {
             constraint.extend(index.clone());
             constraint.insert("strategy", schema.strategy);
             constraint.remove("route");
-            if generate::is_routed(index) {
+            if generate::is_routed(index, &schema.layout) {
                 constraint.insert("route", true);
             }
             // A document's text is JSON, and so YAML.
@@ -153,7 +160,10 @@ fn try_sequence(pair: &mut Pair, schema: &Schema, seed: u64) -> Option<String> {
     let _replay = given::Replay(seed);
     let mut steps = generate::sequence(seed, &schema.collection);
     let mut difference = pair.run(&steps).err()?;
-    eprintln!("KEYWARD_SEED={seed} {:?}\n{difference}", schema.indexes);
+    eprintln!(
+        "KEYWARD_SEED={seed} {:?} {:?}\n{difference}",
+        schema.layout, schema.indexes
+    );
     let mut position = steps.len();
     while position > 0 {
         position -= 1;
@@ -168,13 +178,29 @@ fn try_sequence(pair: &mut Pair, schema: &Schema, seed: u64) -> Option<String> {
     let steps: Vec<String> = steps.iter().map(Step::to_string).collect();
     let indexes: Vec<String> = schema.indexes.iter().map(Document::to_string).collect();
     Some(format!(
-        "KEYWARD_SEED={seed}\nindexes {}\n{}\n{difference}",
+        "KEYWARD_SEED={seed}\n{:?}\nindexes {}\n{}\n{difference}",
+        schema.layout,
         indexes.join(" "),
         steps.join("\n")
     ))
 }
 
 impl Seen {
+    /// What ran is of all kinds.
+    fn assert_enough(&self) {
+        let at_least = |count: usize, one_in: usize, of: &str| {
+            assert!(
+                count * one_in > self.commands,
+                "too few {of} to show anything: {self:?}"
+            );
+        };
+        at_least(self.duplicates, 20, "conflicts");
+        at_least(self.upserts.into_iter().min().unwrap(), 400, "upserts");
+        at_least(self.computed[0], 40, "computed values");
+        at_least(self.computed[1], 400, "computed values that are repeated");
+        at_least(self.restated, 200, "updates that state an `_id`");
+    }
+
     fn add(&mut self, other: Seen) {
         self.commands += other.commands;
         self.errors += other.errors;
@@ -182,6 +208,7 @@ impl Seen {
         self.duplicates += other.duplicates;
         self.intended += other.intended;
         self.late += other.late;
+        self.restated += other.restated;
         for (own, other) in self.computed.iter_mut().zip(other.computed) {
             *own += other;
         }

@@ -28,6 +28,8 @@ pub struct Seen {
     pub late: usize,
     /// Updates of one document that compute a value from the old one, and those of them that were repeated.
     pub computed: [usize; 2],
+    /// Updates that state the `_id`, perhaps in another form.
+    pub restated: usize,
     pub intended: usize,
 }
 
@@ -44,6 +46,25 @@ impl Seen {
             self.computed[0] += 1;
             self.computed[1] += usize::from(is_repeated);
         }
+    }
+
+    /// Notes an update of one document that states its `_id`.
+    fn note_restated(&mut self, command: &Document, reply: &Document) {
+        let statement = match command.get_array("updates").map(Vec::as_slice) {
+            Ok([Bson::Document(statement)]) => statement,
+            Ok(_) => return,
+            Err(_) => command,
+        };
+        let states_id = |update: &Document| {
+            let set = update.get_document("$set").unwrap_or(update);
+            set.contains_key("_id")
+        };
+        let states_id = match statement.get("u").or_else(|| statement.get("update")) {
+            Some(Bson::Document(update)) => states_id(update),
+            Some(Bson::Array(stages)) => stages.iter().filter_map(Bson::as_document).any(states_id),
+            _ => false,
+        };
+        self.restated += usize::from(states_id && !is_failure(reply));
     }
 
     /// Notes an upsert whose query names the `_id` and the shard key, and whose update is no pipeline.
@@ -98,10 +119,13 @@ impl Pair {
         router: &str,
         native: &str,
         indexes: &[Document],
+        collation: Option<&Document>,
     ) -> Self {
         let mut native = Connection::open(native);
         native.run(database, &doc! { "drop": collection });
-        native.must(database, &doc! { "create": collection });
+        let mut create = doc! { "create": collection };
+        create.extend(collation.map(|collation| ("collation".to_owned(), collation.into())));
+        native.must(database, &create);
         for index in indexes {
             let mut index = index.clone();
             index.insert("unique", true);
@@ -114,7 +138,7 @@ impl Pair {
                 name: Some(index.get_str("name").unwrap().to_owned()),
                 sparse: index.get_bool("sparse").unwrap_or(false),
                 partial_filter_expression: index.get_document("partialFilterExpression").ok().cloned(),
-                collation: index.get_document("collation").ok().cloned(),
+                collation: index.get_document("collation").ok().or(collation).cloned(),
                 ..IndexSpec::default()
             };
             Constraint::new(Namespace::new(database, collection), spec).unwrap()
@@ -245,7 +269,7 @@ impl Pair {
                 return Err(Failed::Transient(got));
             }
             let compared = self.compare(command, &got, &expected);
-            if compared.is_err() || is_failure(&expected) {
+            if compared.is_err() || is_failure(&expected) || is_failure(&got) {
                 // One of them may have succeeded where the other one failed.
                 keyward.end(&mut self.keyward, "abortTransaction");
                 native.end(&mut self.native, "abortTransaction");
@@ -267,6 +291,7 @@ impl Pair {
         self.seen.duplicates += usize::from(is_duplicate(&expected));
         self.seen.note_upsert(command, native);
         self.seen.note_computed(command, native);
+        self.seen.note_restated(command, native);
         let verdict = judge(command, &got, &expected);
         self.seen.intended += usize::from(verdict != Verdict::Same);
         match verdict {
@@ -365,13 +390,17 @@ impl Pair {
     }
 }
 
-/// Equal for numbers of several types that are equal.
+/// Equal for values that the server calls equal: numbers of several types, also within a document.
 fn by_value(value: &Bson) -> String {
     match value {
         Bson::Int64(number) => number.to_string(),
         // Zero may be negative.
-        Bson::Double(number) => (*number as i64).to_string(),
+        Bson::Double(number) => (*number + 0.0).to_string(),
         Bson::Decimal128(number) => number.to_string().trim_end_matches(".0").to_owned(),
+        Bson::Document(parts) => {
+            let parts = parts.iter().map(|(name, part)| format!("{name}: {}", by_value(part)));
+            format!("{{ {} }}", parts.collect::<Vec<_>>().join(", "))
+        }
         other => other.to_string(),
     }
 }

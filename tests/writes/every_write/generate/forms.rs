@@ -4,41 +4,14 @@ use bson::{Bson, Decimal128, Document, doc};
 use rand::{Rng, rngs::StdRng};
 
 use super::Step;
-
-/// The values of the shard key: the commands are generated with words, and get the others here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Regions {
-    Words,
-    /// 1 and 9, of all types.
-    Numbers,
-    /// None, null, and 9.
-    Missing,
-}
-
-impl Regions {
-    pub fn of(schema: u64) -> Regions {
-        match schema / 3 % 4 {
-            0 | 1 => Regions::Words,
-            2 => Regions::Numbers,
-            _ => Regions::Missing,
-        }
-    }
-
-    /// Where the second shard begins.
-    pub fn split(self) -> Document {
-        match self {
-            Regions::Words => doc! { "region": "m" },
-            Regions::Numbers | Regions::Missing => doc! { "region": 5 },
-        }
-    }
-}
+use super::ids::{Ids, exact_id};
+use super::layout::{Layout, Regions, ShardKey};
 
 /// Changes the forms of a step's values.
 pub struct Forms<'r> {
     pub rng: &'r mut StdRng,
-    pub regions: Regions,
-    /// Whether `_id`s are of several types.
-    pub ids: bool,
+    pub layout: &'r Layout,
+    pub ids: Ids,
 }
 
 impl Forms<'_> {
@@ -57,10 +30,32 @@ impl Forms<'_> {
     /// routed.
     fn collate(&mut self, statement: &mut Document) {
         let query = statement.get_document("q").or_else(|_| statement.get_document("query"));
-        let names_shard = query.is_ok_and(|query| query.contains_key("region") || query.contains_key("_id"));
-        if names_shard && self.regions != Regions::Words && self.rng.random_bool(0.1) {
+        let query = query.cloned().unwrap_or_default();
+        // A document may have text in it.
+        let names_shard = query.contains_key("region") || self.ids != Ids::Documents && query.contains_key("_id");
+        if self.layout.key != ShardKey::Region {
+            self.collate_by_hash(statement, &query);
+        } else if names_shard && self.layout.regions != Regions::Words && self.rng.random_bool(0.1) {
             let strength = self.rng.random_range(1..4);
             statement.insert("collation", doc! { "locale": "en", "strength": strength });
+        }
+    }
+
+    /// Where a collation says how text compares, a router finds no shard by a hash, because it could be that of text. So most statements
+    /// about one document state the simple collation.
+    fn collate_by_hash(&mut self, statement: &mut Document, query: &Document) {
+        let is_of_many = statement.contains_key("multi") || statement.get_i32("limit").ok() == Some(0);
+        if self.layout.collation.is_none() || is_of_many {
+            return;
+        }
+        let update = statement.get_document("u").ok();
+        let is_replacement = update.is_some_and(|update| update.keys().all(|name| !name.starts_with('$')));
+        let names_region = query.contains_key("region");
+        // A router looks for the shard of a replacement, unless the query names it.
+        let names_shard = exact_id(query).is_some() && (names_region || !is_replacement);
+        let must = statement.contains_key("upsert") || statement.contains_key("query") || !names_shard;
+        if must || names_region && self.rng.random_bool(0.3) {
+            statement.insert("collation", doc! { "locale": "simple" });
         }
     }
 
@@ -86,6 +81,9 @@ impl Forms<'_> {
                 _ => {}
             }
         }
+        if command.contains_key("findAndModify") {
+            self.restate_id(command);
+        }
     }
 
     fn statement(&mut self, statement: &mut Document) {
@@ -98,6 +96,7 @@ impl Forms<'_> {
                 _ => {}
             }
         }
+        self.restate_id(statement);
     }
 
     fn update(&mut self, update: &mut Document) {
@@ -114,7 +113,7 @@ impl Forms<'_> {
     /// A document that is stored.
     fn document(&mut self, document: &mut Document) {
         if let Some(id) = document.get_mut("_id") {
-            self.numbers_of_id(id);
+            self.id(id);
         }
         let Some(Bson::String(word)) = document.get("region").cloned() else {
             return;
@@ -131,7 +130,7 @@ impl Forms<'_> {
     fn query(&mut self, query: &mut Document, is_upsert: bool) {
         for (name, value) in query.iter_mut() {
             match (name.as_str(), value) {
-                ("_id", value) => self.numbers_of_id(value),
+                ("_id", value) => self.id(value),
                 ("region", value) => self.word(value, is_upsert),
                 ("$or" | "$and", Bson::Array(parts)) => {
                     parts
@@ -159,24 +158,15 @@ impl Forms<'_> {
 
     /// The region in other words; nothing for a missing one.
     fn region(&mut self, word: &str) -> Option<Bson> {
-        match (self.regions, word) {
+        match (self.layout.regions, word) {
             (Regions::Words, word) => Some(Bson::String(word.to_owned())),
             (Regions::Missing, "a") => None,
             (_, "a") => Some(Bson::Int32(1)),
-            _ => Some(Bson::Int32(9)),
+            _ => Some(Bson::Int32(3)),
         }
     }
 
-    fn numbers_of_id(&mut self, value: &mut Bson) {
-        match value {
-            Bson::Int32(number) if self.ids => *value = self.number(*number),
-            Bson::Document(parts) => parts.iter_mut().for_each(|(_, part)| self.numbers_of_id(part)),
-            Bson::Array(parts) => parts.iter_mut().for_each(|part| self.numbers_of_id(part)),
-            _ => {}
-        }
-    }
-
-    fn number(&mut self, number: i32) -> Bson {
+    pub(super) fn number(&mut self, number: i32) -> Bson {
         match self.rng.random_range(0..8) {
             0..4 => Bson::Int32(number),
             4 => Bson::Int64(number.into()),

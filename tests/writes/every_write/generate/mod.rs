@@ -1,10 +1,12 @@
 //! Schemas and sequences of commands that collide often: few documents, few fields, few values.
 //!
-//! A document's shard follows from its `_id` (even ones lie on the first, odd ones on the second), so that no two shards
-//! hold the same `_id`, and every query names the shard key or the `_id`, so that a router can target it.
+//! A document's shard follows from its `_id`, so that no two shards hold the same `_id`: even ones have the first region, odd ones the
+//! second. Every query names the shard key or the `_id`, so that a router can target it.
 
 mod batches;
 mod forms;
+mod ids;
+mod layout;
 mod queries;
 mod routed;
 mod values;
@@ -14,7 +16,8 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use forms::Forms;
-pub use forms::Regions;
+use ids::Ids;
+pub use layout::{Layout, Regions};
 use queries::region_of;
 pub use routed::is_routed;
 use routed::routed_field;
@@ -74,10 +77,14 @@ pub fn strategy(schema: u64) -> &'static str {
 /// The unique indexes of a collection, as `createIndexes` takes them, `unique` aside.
 pub fn indexes(schema: u64) -> Vec<Document> {
     let mut rng = StdRng::seed_from_u64(schema);
+    let is_collated = Layout::of(schema).collation.is_some();
     let mut indexes: Vec<Document> = Vec::new();
     let count = if rng.random_bool(0.5) { 1 } else { 2 };
     while indexes.len() < count {
-        let index = index(&mut rng);
+        let mut index = index(&mut rng);
+        if is_collated && !index.contains_key("collation") && rng.random_bool(0.2) {
+            index.insert("collation", doc! { "locale": "simple" });
+        }
         if indexes.iter().all(|other| other.get("name") != index.get("name")) {
             indexes.push(index);
         }
@@ -122,8 +129,7 @@ fn index(rng: &mut StdRng) -> Document {
         _ => {}
     }
     if rng.random_bool(0.25) {
-        let strength = *[1, 2, 2, 3].choose(rng).unwrap();
-        index.insert("collation", doc! { "locale": "en", "strength": strength });
+        index.insert("collation", layout::collation(rng));
     }
     if rng.random_bool(0.4) {
         index.insert("route", "if possible");
@@ -134,10 +140,14 @@ fn index(rng: &mut StdRng) -> Document {
 /// The commands of one sequence on the collection `name`.
 pub fn sequence(seed: u64, name: &str) -> Vec<Step> {
     let schema = seed / SEQUENCES_A_SCHEMA;
+    let (layout, indexes) = (Layout::of(schema), indexes(schema));
+    let routed = indexes.iter().filter(|index| is_routed(index, &layout));
     let mut generator = Generator {
         rng: StdRng::seed_from_u64(seed),
         name: name.to_owned(),
-        routed: indexes(schema).iter().filter_map(routed_field).collect(),
+        routed: routed.filter_map(routed_field).collect(),
+        needs_id: layout.key.has_id(),
+        is_collated: layout.collation.is_some(),
     };
     let steps = generator.rng.random_range(6..20);
     // Something to collide with.
@@ -145,8 +155,8 @@ pub fn sequence(seed: u64, name: &str) -> Vec<Step> {
     sequence.extend((0..steps).map(|_| generator.step()));
     let mut forms = Forms {
         rng: &mut generator.rng,
-        regions: Regions::of(schema),
-        ids: seed.is_multiple_of(3),
+        layout: &layout,
+        ids: Ids::of(seed, &layout),
     };
     sequence.iter_mut().for_each(|step| forms.step(step));
     sequence
@@ -167,6 +177,10 @@ struct Generator {
     name: String,
     /// The fields of constraints of their own that are routed.
     routed: Vec<&'static str>,
+    /// Whether a statement about one document names its `_id`.
+    needs_id: bool,
+    /// Whether text compares by a default collation.
+    is_collated: bool,
 }
 
 impl Generator {

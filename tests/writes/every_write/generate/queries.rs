@@ -24,6 +24,9 @@ impl Generator {
 
     /// Names the shard key, and whatever else.
     pub(super) fn routed_query(&mut self) -> Document {
+        if self.needs_id {
+            return self.placed_query();
+        }
         let id = self.id();
         match self.rng.random_range(0..10) {
             0..=4 => doc! { "_id": id, "region": region(id) },
@@ -37,6 +40,9 @@ impl Generator {
 
     /// What an upsert can make a document of.
     pub(super) fn exact_query(&mut self) -> Document {
+        if self.needs_id {
+            return self.placed_query();
+        }
         let id = self.id();
         match self.rng.random_range(0..8) {
             0 | 1 => doc! { "_id": id, "region": region(id) },
@@ -45,6 +51,18 @@ impl Generator {
             4 => doc! { "_id": id, "region": region(id), "b": { "$in": [self.scalar()] } },
             5 => doc! { "_id": { "$eq": id }, "region": region(id), "c.d": self.scalar(), "n": { "$gte": 0 } },
             _ => doc! { "region": region(id), "a": self.scalar() },
+        }
+    }
+
+    /// Names the `_id` and the region, and whatever else. An upsert can make a document of it.
+    fn placed_query(&mut self) -> Document {
+        let id = self.id();
+        match self.rng.random_range(0..8) {
+            0..=3 => doc! { "_id": id, "region": region(id) },
+            4 => doc! { "_id": id, "region": region(id), "b": self.scalar() },
+            5 => doc! { "region": region(id), "_id": { "$eq": id }, "c.d": self.scalar() },
+            6 => doc! { "_id": id, "region": { "$eq": region(id) }, "n": { "$gte": self.rng.random_range(0..3) } },
+            _ => doc! { "_id": id, "region": region(id), "a": self.scalar() },
         }
     }
 

@@ -3,22 +3,22 @@
 use bson::{Bson, Document, doc};
 use rand::Rng;
 
-use super::Generator;
+use super::{Generator, Layout};
 
 /// Whether reads and statements by the index's key go to one shard.
-pub fn is_routed(index: &Document) -> bool {
+pub fn is_routed(index: &Document, layout: &Layout) -> bool {
     let key = index.get_document("key").unwrap();
     let has_one_root = key.keys().filter(|path| path.starts_with("i.")).count() > 1;
-    index.get_str("route").is_ok() && !has_one_root && !index.contains_key("collation")
+    index.get_str("route").is_ok() && !has_one_root && !index.contains_key("collation") && layout.collation.is_none()
 }
 
-/// The single field whose values every query by this index's key names.
+/// The single field whose values every query by the key of this routed index names.
 pub(super) fn routed_field(index: &Document) -> Option<&'static str> {
     let key = index.get_document("key").unwrap();
     let field = ["a", "c.d", "t", "i.x"]
         .into_iter()
         .find(|field| *key == doc! { *field: 1 });
-    field.filter(|_| is_routed(index) && !index.contains_key("partialFilterExpression"))
+    field.filter(|_| !index.contains_key("partialFilterExpression"))
 }
 
 impl Generator {

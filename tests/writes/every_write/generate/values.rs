@@ -171,7 +171,11 @@ impl Generator {
     }
 
     pub(super) fn status(&mut self) -> &'static str {
-        if self.rng.random_bool(0.6) { "on" } else { "off" }
+        match self.rng.random_bool(0.6) {
+            true if self.is_collated && self.rng.random_bool(0.3) => "ON",
+            true => "on",
+            false => "off",
+        }
     }
 
     pub(super) fn value(&mut self) -> Bson {
@@ -183,7 +187,16 @@ impl Generator {
         }
     }
 
+    /// Text that is equal to another one under one of the collations.
+    fn collated_text(&mut self) -> Bson {
+        let texts = ["x", "X", "\u{ff38}", "e", "é", "E\u{301}", "10", "010"];
+        Bson::String((*texts.choose(&mut self.rng).unwrap()).to_owned())
+    }
+
     pub(super) fn scalar(&mut self) -> Bson {
+        if self.is_collated && self.rng.random_bool(0.3) {
+            return self.collated_text();
+        }
         match self.rng.random_range(0..15) {
             0..=2 => Bson::Int32(1),
             3 | 4 => Bson::Int32(2),

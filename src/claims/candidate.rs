@@ -1,7 +1,7 @@
 //! Holds one document of a write, its keys and its attempt at them.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tokio::time::Instant;
 
@@ -34,6 +34,8 @@ pub struct Candidate<'a> {
     pub effects: Vec<Effect>,
     /// The earliest time at which one of its reservations can have been written: its lease runs from then.
     pub since: Option<Instant>,
+    /// How often it had all its keys, but too late to write with.
+    pub times_late: u32,
     /// The reservations that stand in its way, or did when its key was refused before, by key.
     pub conflicting: HashMap<usize, Reservation>,
 }
@@ -90,6 +92,7 @@ impl<'a> Candidate<'a> {
             in_flight: true,
             effects,
             since: None,
+            times_late: 0,
             conflicting: HashMap::new(),
         }
     }
@@ -153,12 +156,14 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Feeds one event to the attempt.
+    /// Feeds one event to the attempt. Once it waits without keys, the lease of its next ones is still to begin.
     pub fn step(&mut self, event: &Event) {
-        let (attempt, effects) = self.attempt.clone().step(event);
-        self.attempt = attempt;
+        let effects = self.attempt.step(event);
         if self.attempt.ended().is_some() {
             self.keep_only_releases();
+        }
+        if self.attempt.waits_with_nothing() {
+            self.since = None;
         }
         self.ask(effects);
     }
@@ -166,8 +171,7 @@ impl<'a> Candidate<'a> {
     /// Asks for the release of everything and begins anew, unless the attempt has ended; the releases come first.
     pub fn restart(&mut self) {
         self.keep_only_releases();
-        let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
-        self.attempt = attempt;
+        let effects = self.attempt.begin_again(self.keys.len());
         self.ask(effects);
         self.since = None;
     }
@@ -175,17 +179,20 @@ impl<'a> Candidate<'a> {
     /// Asks for the release of everything, and claims nothing more.
     pub fn withdraw(&mut self) {
         self.keep_only_releases();
-        self.ask(self.attempt.clone().withdraw());
+        self.ask(self.attempt.withdraw());
     }
 
     /// Adds `effects`. A release that is open already isn't asked for again: nothing is reserved before it is done, so there
     /// is nothing that a second one could release.
     fn ask(&mut self, effects: Vec<Effect>) {
-        for effect in effects {
-            if !matches!(effect, Effect::Release(_)) || !self.effects.contains(&effect) {
-                self.effects.push(effect);
-            }
+        let is_release = |effect: &Effect| matches!(effect, Effect::Release(_));
+        // Most effects are asked for one by one, and there may be a hundred thousand open.
+        if !effects.iter().any(is_release) {
+            return self.effects.extend(effects);
         }
+        let open: HashSet<Effect> = self.effects.iter().filter(|one| is_release(one)).cloned().collect();
+        self.effects
+            .extend(effects.into_iter().filter(|effect| !open.contains(effect)));
     }
 
     /// Drops all effects but releases: the attempt claims nothing more.
@@ -263,6 +270,43 @@ mod tests {
         assert!(candidate.attempt.may_forward());
         candidate.effects.clear();
         candidate
+    }
+
+    /// If each step cost more with more keys, this would take hours.
+    #[test]
+    fn a_document_may_have_a_hundred_thousand_keys() {
+        const KEYS: usize = 100_000;
+        let key = candidate().keys.remove(0);
+        let (token, owner) = (candidate().attempt.token(), candidate().owner);
+        let mut many = Candidate::of_keys(token, Cow::Borrowed(&[]), owner, vec![key; KEYS]);
+        many.effects.clear();
+        (0..KEYS).for_each(|key| many.step(&Event::Taken(key)));
+        assert_eq!(std::mem::take(&mut many.effects).len(), KEYS);
+        (0..KEYS).for_each(|key| many.step(&Event::Vacant(key)));
+        (0..KEYS).for_each(|key| many.step(&Event::Reserved(key)));
+        assert!(many.attempt.may_forward());
+        many.withdraw();
+        many.withdraw();
+        assert_eq!(many.effects.len(), KEYS);
+    }
+
+    #[test]
+    fn the_lease_of_keys_that_it_gave_back_to_wait_counts_no_more() {
+        let mut candidate = candidate();
+        candidate.since = Some(Instant::now());
+        candidate.restart();
+        candidate.since = Some(Instant::now());
+        candidate.step(&Event::Reserved(0));
+        assert!(candidate.since.is_some());
+        candidate.step(&Event::Busy(1));
+        assert!(candidate.attempt.waits_with_nothing() && candidate.since.is_none());
+        // Then it takes its keys one by one, and keeps them.
+        for event in [Event::WaitOver, Event::Reserved(0)] {
+            candidate.step(&event);
+        }
+        candidate.since = Some(Instant::now());
+        candidate.step(&Event::Busy(1));
+        assert!(candidate.attempt.is_waiting() && candidate.since.is_some());
     }
 
     #[test]

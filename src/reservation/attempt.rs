@@ -9,7 +9,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Effect, Event, Scope, Token, claim::Claim};
+use super::claim::{Claim, Claims};
+use super::{Effect, Event, Scope, Token};
 
 /// One document's attempt at its keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -65,11 +66,11 @@ enum ClaimPace {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum AttemptState {
     /// A crash leaves reservations without an owner; they are taken over after their lease.
-    Claiming(Vec<Claim>),
+    Claiming(Claims),
     /// A crash leaves the reservations of the keys before the contested one, usually none. They are taken over after their lease.
-    Waiting(Vec<Claim>),
+    Waiting(Claims),
     /// A crash leaves reservations, and perhaps their owner. A later conflict finds out whether the owner exists.
-    Forwarding(Vec<Claim>),
+    Forwarding(Claims),
     /// A crash before the releases arrive leaves reservations without an owner, as above.
     Ended(Ended),
 }
@@ -80,7 +81,9 @@ impl Attempt {
     /// A key is a position in `0..keys` of a list. The executor keeps the list sorted, so that all attempts take keys in
     /// one order.
     pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).next_effects()
+        let mut attempt = Attempt::claiming(token, vec![Claim::Unclaimed; keys]);
+        let effects = attempt.next_effects();
+        (attempt, effects)
     }
 
     /// Works as [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
@@ -89,7 +92,7 @@ impl Attempt {
         match keys {
             0 => Attempt::begin(token, 0),
             _ => {
-                let attempt = Attempt::claiming(token, BTreeSet::new(), vec![Claim::Reading; keys]);
+                let attempt = Attempt::claiming(token, vec![Claim::Reading; keys]);
                 (attempt, (0..keys).map(Effect::Read).collect())
             }
         }
@@ -124,7 +127,7 @@ impl Attempt {
             true => Claim::Checking,
             false => Claim::Unclaimed,
         };
-        let attempt = Attempt::claiming(token, BTreeSet::new(), (0..keys).map(claim).collect());
+        let attempt = Attempt::claiming(token, (0..keys).map(claim).collect());
         let look_up = |key: &usize| Effect::LookUp { key: *key, scope };
         (attempt, looked_up.iter().map(look_up).collect())
     }
@@ -132,33 +135,30 @@ impl Attempt {
     /// Releases all keys and begins again, under the same token, at the same `keys` keys; the releases come first.
     ///
     /// If the attempt has ended, it begins again only if it ended with a duplicate. If an effect failed, it gives up.
-    pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
+    pub fn begin_again(&mut self, keys: usize) -> Vec<Effect> {
         match self.state {
             AttemptState::Ended(Ended::NotHeld(NotHeld::Duplicate(_))) => {}
-            AttemptState::Ended(_) => return (self, Vec::new()),
+            AttemptState::Ended(_) => return Vec::new(),
             AttemptState::Claiming(_) | AttemptState::Waiting(_) | AttemptState::Forwarding(_) => {}
         }
         if let Some(key) = self.failed {
             return self.give_up(NotHeld::Unsure(key));
         }
-        let mut effects = self.clone().withdraw();
-        let anew = Attempt {
-            may_have_been_forwarded: self.may_have_been_forwarded,
-            ..Attempt::claiming(self.token, self.inherited, vec![Claim::Unclaimed; keys])
-        };
-        let (attempt, more) = anew.next_effects();
-        effects.extend(more);
-        (attempt, effects)
+        let mut effects = self.withdraw();
+        self.pace = ClaimPace::AllAtOnce;
+        self.state = AttemptState::Claiming(Claims::new(vec![Claim::Unclaimed; keys]));
+        effects.extend(self.next_effects());
+        effects
     }
 
-    fn claiming(token: Token, inherited: BTreeSet<usize>, claims: Vec<Claim>) -> Attempt {
+    fn claiming(token: Token, claims: Vec<Claim>) -> Attempt {
         Attempt {
             token,
             pace: ClaimPace::AllAtOnce,
-            inherited,
+            inherited: BTreeSet::new(),
             may_have_been_forwarded: false,
             failed: None,
-            state: AttemptState::Claiming(claims),
+            state: AttemptState::Claiming(Claims::new(claims)),
         }
     }
 
@@ -202,61 +202,63 @@ impl Attempt {
         }
     }
 
-    /// Releases every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
-    pub fn withdraw(self) -> Vec<Effect> {
-        match &self.state {
-            AttemptState::Claiming(claims) | AttemptState::Waiting(claims) | AttemptState::Forwarding(claims) => {
-                self.releases(claims)
-            }
-            AttemptState::Ended(_) => Vec::new(),
-        }
+    /// A release of every key that the attempt holds, or may hold, and hasn't inherited: for one that isn't to be forwarded, as when an
+    /// ordered batch fails before it.
+    pub fn withdraw(&self) -> Vec<Effect> {
+        let claims = match &self.state {
+            AttemptState::Claiming(claims) | AttemptState::Waiting(claims) | AttemptState::Forwarding(claims) => claims,
+            AttemptState::Ended(_) => return Vec::new(),
+        };
+        let is_ours = |claim: &Claim| {
+            matches!(
+                claim,
+                Claim::Held | Claim::Unsure | Claim::Reserving | Claim::TakingOver { .. }
+            )
+        };
+        let keys = (0..claims.len()).filter(|key| is_ours(&claims[*key]) && !self.inherited.contains(key));
+        keys.map(Effect::Release).collect()
     }
 
     /// Applies `event`, and returns the next effects.
-    pub fn step(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
+    pub fn step(&mut self, event: &Event) -> Vec<Effect> {
         if let Event::Failed(key) = event {
             self.failed = Some(*key);
         }
-        match (&self.state, event) {
+        match (&mut self.state, event) {
             (AttemptState::Claiming(_), _) => self.step_claim(event),
             (AttemptState::Waiting(claims), Event::WaitOver) => {
-                let claims = claims.clone();
-                self.with(AttemptState::Claiming(claims)).next_effects()
+                self.state = AttemptState::Claiming(std::mem::take(claims));
+                self.next_effects()
             }
             (AttemptState::Waiting(claims), Event::Failed(key)) if *key < claims.len() => {
                 self.give_up(NotHeld::Unsure(*key))
             }
             (AttemptState::Forwarding(_), Event::Applied) => {
-                (self.with(AttemptState::Ended(Ended::Applied)), Vec::new())
+                self.state = AttemptState::Ended(Ended::Applied);
+                Vec::new()
             }
-            (AttemptState::Forwarding(claims), Event::NotApplied) => {
-                let releases = self.releases(claims);
-                (self.with(AttemptState::Ended(Ended::NotApplied)), releases)
-            }
+            (AttemptState::Forwarding(_), Event::NotApplied) => self.end(Ended::NotApplied),
             (AttemptState::Forwarding(_), Event::InDoubt) => {
-                (self.with(AttemptState::Ended(Ended::InDoubt)), Vec::new())
+                self.state = AttemptState::Ended(Ended::InDoubt);
+                Vec::new()
             }
             (AttemptState::Forwarding(claims), Event::Superseded) => {
                 let keys = claims.len();
                 self.begin_again(keys)
             }
-            (AttemptState::Waiting(_) | AttemptState::Forwarding(_) | AttemptState::Ended(_), _) => (self, Vec::new()),
+            (AttemptState::Waiting(_) | AttemptState::Forwarding(_) | AttemptState::Ended(_), _) => Vec::new(),
         }
     }
 
-    fn with(self, state: AttemptState) -> Attempt {
-        Attempt { state, ..self }
-    }
-
-    fn step_claim(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
+    fn step_claim(&mut self, event: &Event) -> Vec<Effect> {
         let AttemptState::Claiming(claims) = &mut self.state else {
-            return (self, Vec::new());
+            return Vec::new();
         };
         let Some(key) = event.key().filter(|key| *key < claims.len()) else {
-            return (self, Vec::new());
+            return Vec::new();
         };
         let (claim, effect) = claims[key].step(key, self.token, event);
-        claims[key] = claim;
+        claims.set(key, claim);
         if let Some(Effect::TakeOver {
             from_absent: false,
             conflicting,
@@ -267,18 +269,18 @@ impl Attempt {
             self.inherited.insert(key);
         }
         match effect {
-            Some(effect) => (self, vec![effect]),
+            Some(effect) => vec![effect],
             None => self.next_effects(),
         }
     }
 
     /// Decides the next effects once no claim is busy any more.
-    fn next_effects(mut self) -> (Attempt, Vec<Effect>) {
-        let AttemptState::Claiming(claims) = &mut self.state else {
-            return (self, Vec::new());
+    fn next_effects(&mut self) -> Vec<Effect> {
+        let AttemptState::Claiming(claims) = &self.state else {
+            return Vec::new();
         };
-        if claims.iter().any(|claim| claim.is_busy()) {
-            return (self, Vec::new());
+        if claims.are_busy() {
+            return Vec::new();
         }
         if let Some(key) = claims.iter().position(|claim| *claim == Claim::Duplicate) {
             return match contested_by_earlier_sibling(&claims[..key], self.token) {
@@ -299,74 +301,64 @@ impl Attempt {
         }
     }
 
-    fn give_up(self, why: NotHeld) -> (Attempt, Vec<Effect>) {
-        let releases = self.clone().withdraw();
-        (self.with(AttemptState::Ended(Ended::NotHeld(why))), releases)
+    fn give_up(&mut self, why: NotHeld) -> Vec<Effect> {
+        self.end(Ended::NotHeld(why))
+    }
+
+    /// Ends without the write: its keys are released.
+    fn end(&mut self, how: Ended) -> Vec<Effect> {
+        let releases = self.withdraw();
+        self.state = AttemptState::Ended(how);
+        releases
     }
 
     /// Waits for `conflicting`. The first time, the attempt releases all its keys. After that it claims keys one by
     /// one: the keys that it holds sort before the contested key, and it keeps them.
-    fn wait_for(self, conflicting: Token) -> (Attempt, Vec<Effect>) {
+    fn wait_for(&mut self, conflicting: Token) -> Vec<Effect> {
+        let mut effects = match self.pace {
+            ClaimPace::AllAtOnce => self.withdraw(),
+            ClaimPace::OneByOne => Vec::new(),
+        };
         let AttemptState::Claiming(claims) = &self.state else {
-            return (self, Vec::new());
+            return Vec::new();
         };
-        let (mut effects, mut claims) = match self.pace {
-            ClaimPace::AllAtOnce => (self.releases(claims), vec![Claim::Unclaimed; claims.len()]),
-            ClaimPace::OneByOne => (Vec::new(), claims.clone()),
-        };
-        for claim in &mut claims {
-            if matches!(claim, Claim::Contested { .. }) {
-                *claim = Claim::Unclaimed;
-            }
-        }
+        let keeps = |claim: &Claim| self.pace == ClaimPace::OneByOne && !matches!(claim, Claim::Contested { .. });
+        let kept = claims.iter().map(|claim| match keeps(claim) {
+            true => *claim,
+            false => Claim::Unclaimed,
+        });
+        let kept = Claims::new(kept.collect());
         effects.push(Effect::Wait { conflicting });
-        let waiting = Attempt {
-            pace: ClaimPace::OneByOne,
-            state: AttemptState::Waiting(claims),
-            ..self
-        };
-        (waiting, effects)
+        self.pace = ClaimPace::OneByOne;
+        self.state = AttemptState::Waiting(kept);
+        effects
     }
 
     /// Reserves keys that aren't claimed yet, or lets the write through.
-    fn claim_more(mut self) -> (Attempt, Vec<Effect>) {
+    fn claim_more(&mut self) -> Vec<Effect> {
         let AttemptState::Claiming(claims) = &mut self.state else {
-            return (self, Vec::new());
+            return Vec::new();
         };
         let most = match self.pace {
             ClaimPace::AllAtOnce => claims.len(),
             ClaimPace::OneByOne => 1,
         };
-        let mut effects = Vec::new();
-        for (key, claim) in claims.iter_mut().enumerate() {
-            if *claim == Claim::Unclaimed && effects.len() < most {
-                *claim = Claim::Reserving;
-                effects.push(Effect::Reserve(key));
-            }
-        }
-        if effects.is_empty() {
-            let claims = std::mem::take(claims);
+        let unclaimed = (0..claims.len()).filter(|key| claims[*key] == Claim::Unclaimed);
+        let unclaimed: Vec<usize> = unclaimed.take(most).collect();
+        if unclaimed.is_empty() {
             // Otherwise a document could be written whose key another document holds.
             assert!(
                 claims.iter().all(|claim| *claim == Claim::Held),
                 "a write goes on without one of its keys: {claims:?}"
             );
             self.may_have_been_forwarded = true;
-            return (self.with(AttemptState::Forwarding(claims)), vec![Effect::Forward]);
+            self.state = AttemptState::Forwarding(std::mem::take(claims));
+            return vec![Effect::Forward];
         }
-        (self, effects)
-    }
-
-    /// A release of every key that the attempt holds, or may hold, and hasn't inherited.
-    fn releases(&self, claims: &[Claim]) -> Vec<Effect> {
-        let is_ours = |claim: &Claim| {
-            matches!(
-                claim,
-                Claim::Held | Claim::Unsure | Claim::Reserving | Claim::TakingOver { .. }
-            )
-        };
-        let keys = (0..claims.len()).filter(|key| is_ours(&claims[*key]) && !self.inherited.contains(key));
-        keys.map(Effect::Release).collect()
+        for key in &unclaimed {
+            claims.set(*key, Claim::Reserving);
+        }
+        unclaimed.into_iter().map(Effect::Reserve).collect()
     }
 }
 

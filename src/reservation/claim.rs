@@ -3,6 +3,8 @@
 //! If a read finds no owner, the claim reads again: first on all shards, then linearizably, which a deposed primary
 //! can't answer. It never takes over a conflicting reservation whose lease may still run.
 
+use std::ops::Deref;
+
 use super::event::{Age, ConflictingReservation, Effect, Event, Scope};
 use super::token::Token;
 
@@ -115,5 +117,40 @@ impl Claim {
             from_absent,
         };
         (Claim::TakingOver { conflicting }, Some(effect))
+    }
+}
+
+/// The states of all keys of an attempt. It counts the busy ones: a document may have a hundred thousand keys, and each has events of
+/// its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Claims {
+    list: Vec<Claim>,
+    busy: usize,
+}
+
+impl Claims {
+    /// The keys in these states.
+    pub(super) fn new(list: Vec<Claim>) -> Claims {
+        let busy = list.iter().filter(|claim| claim.is_busy()).count();
+        Claims { list, busy }
+    }
+
+    /// Changes the state of the key at position `key`.
+    pub(super) fn set(&mut self, key: usize, claim: Claim) {
+        let before = std::mem::replace(&mut self.list[key], claim);
+        self.busy = self.busy + usize::from(claim.is_busy()) - usize::from(before.is_busy());
+    }
+
+    /// Whether an effect of one of the keys is still under way.
+    pub(super) fn are_busy(&self) -> bool {
+        self.busy > 0
+    }
+}
+
+impl Deref for Claims {
+    type Target = [Claim];
+
+    fn deref(&self) -> &[Claim] {
+        &self.list
     }
 }

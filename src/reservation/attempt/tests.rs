@@ -22,11 +22,25 @@ fn conflicting(age: Age) -> ConflictingReservation {
     }
 }
 
+impl Attempt {
+    /// The attempt after `event`, with the next effects.
+    fn after(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
+        let effects = self.step(event);
+        (self, effects)
+    }
+
+    /// The attempt that begins again, with the next effects.
+    fn begun_again(mut self, keys: usize) -> (Attempt, Vec<Effect>) {
+        let effects = self.begin_again(keys);
+        (self, effects)
+    }
+}
+
 /// Feeds `events` to a new attempt at `keys` keys; returns it with the effects of the last step.
 fn run(keys: usize, events: &[Event]) -> (Attempt, Vec<Effect>) {
     let mut state = Attempt::begin(token(1), keys);
     for event in events {
-        state = state.0.step(event);
+        state = state.0.after(event);
     }
     state
 }
@@ -38,7 +52,7 @@ fn without_conflict_it_reserves_everything_at_once_then_forwards() {
     let (attempt, effects) = run(2, &[Event::Reserved(1), Event::Reserved(0)]);
     assert_eq!(effects, [Effect::Forward]);
     assert!(attempt.may_forward());
-    let (attempt, effects) = attempt.step(&Event::Applied);
+    let (attempt, effects) = attempt.after(&Event::Applied);
     assert_eq!((attempt.ended(), effects), (Some(Ended::Applied), vec![]));
 }
 
@@ -53,7 +67,7 @@ fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
     assert_eq!(effects, [Effect::Read(0), Effect::Read(1)]);
     let (refused, _) = run(2, &[Event::Taken(0), Event::Taken(1)]);
     assert_eq!(reading, refused);
-    let (_, effects) = reading.step(&Event::Vacant(1));
+    let (_, effects) = reading.after(&Event::Vacant(1));
     assert_eq!(effects, [Effect::Reserve(1)]);
     assert_eq!(Attempt::begin_reading(token(1), 0), run(0, &[]));
 }
@@ -63,14 +77,14 @@ fn one_that_recalls_a_holder_reports_it_or_begins_as_any_other() {
     let (recalling, effects) = Attempt::begin_recalling(token(1), 2);
     let scope = Scope::Route;
     assert_eq!(effects, [Effect::LookUp { key: 0, scope }]);
-    let (ended, effects) = recalling.clone().step(&Event::OwnerHolds(0));
+    let (ended, effects) = recalling.clone().after(&Event::OwnerHolds(0));
     assert_eq!(
         (ended.ended(), effects),
         (Some(Ended::NotHeld(NotHeld::Duplicate(0))), vec![])
     );
-    let (reserving, effects) = recalling.step(&Event::OwnerAbsent(0));
+    let (reserving, effects) = recalling.after(&Event::OwnerAbsent(0));
     assert_eq!(effects, [Effect::Reserve(0)]);
-    let (_, effects) = reserving.step(&Event::Reserved(0));
+    let (_, effects) = reserving.after(&Event::Reserved(0));
     assert_eq!(effects, [Effect::Reserve(1)]);
     assert_eq!(Attempt::begin_recalling(token(1), 0), run(0, &[]));
 }
@@ -83,15 +97,15 @@ fn one_that_checks_for_an_unreserved_document_reserves_each_key_after_its_check(
         effects,
         [Effect::LookUp { key: 0, scope }, Effect::LookUp { key: 2, scope }]
     );
-    let (checking, effects) = checking.step(&Event::OwnerAbsent(0));
+    let (checking, effects) = checking.after(&Event::OwnerAbsent(0));
     assert_eq!(effects, [Effect::Reserve(0)]);
-    let (reserving, _) = checking.clone().step(&Event::OwnerAbsent(2));
-    let (reserving, _) = reserving.step(&Event::Reserved(0));
-    let (_, effects) = reserving.step(&Event::Reserved(2));
+    let (reserving, _) = checking.clone().after(&Event::OwnerAbsent(2));
+    let (reserving, _) = reserving.after(&Event::Reserved(0));
+    let (_, effects) = reserving.after(&Event::Reserved(2));
     assert_eq!(effects, [Effect::Reserve(1)]);
 
-    let (ended, _) = checking.step(&Event::OwnerHolds(2));
-    let (ended, effects) = ended.step(&Event::Reserved(0));
+    let (ended, _) = checking.after(&Event::OwnerHolds(2));
+    let (ended, effects) = ended.after(&Event::Reserved(0));
     assert_eq!(effects, [Effect::Release(0)]);
     assert_eq!(ended.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(2))));
     assert_eq!(Attempt::begin_unreserved(token(1), 2, &[]), run(2, &[]));
@@ -101,10 +115,10 @@ fn one_that_checks_for_an_unreserved_document_reserves_each_key_after_its_check(
 fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
     let held = [Event::Reserved(0), Event::Reserved(1)];
     let (attempt, _) = run(2, &held);
-    let (ended, effects) = attempt.clone().step(&Event::NotApplied);
+    let (ended, effects) = attempt.clone().after(&Event::NotApplied);
     assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
     assert_eq!(ended.ended(), Some(Ended::NotApplied));
-    let (ended, effects) = attempt.step(&Event::InDoubt);
+    let (ended, effects) = attempt.after(&Event::InDoubt);
     assert_eq!((ended.ended(), effects), (Some(Ended::InDoubt), vec![]));
 }
 
@@ -139,10 +153,10 @@ fn a_lost_attempt_waits_only_for_what_comes_before_it_in_the_same_command() {
             Event::OwnerAbsent(0),
             Event::OwnerAbsent(0),
         ] {
-            attempt = attempt.step(&event).0;
+            attempt = attempt.after(&event).0;
         }
         for event in [Event::Taken(1), Event::Found(1, conflicting), Event::OwnerHolds(1)] {
-            attempt = attempt.step(&event).0;
+            attempt = attempt.after(&event).0;
         }
         attempt
     };
@@ -241,13 +255,13 @@ fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
         ]
     );
     assert!(waiting.is_waiting());
-    assert_eq!(waiting.step(&Event::WaitOver).1, [Effect::Reserve(0)]);
+    assert_eq!(waiting.after(&Event::WaitOver).1, [Effect::Reserve(0)]);
 }
 
 #[test]
 fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
     let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
-    let (attempt, effects) = attempt.step(&Event::Superseded);
+    let (attempt, effects) = attempt.after(&Event::Superseded);
     let expected = [
         Effect::Release(0),
         Effect::Release(1),
@@ -279,21 +293,21 @@ fn a_drivers_retry_inherits_its_own_reservation_and_never_releases_it() {
         ..conflicting(Age::InLease)
     };
     let (attempt, _) = Attempt::begin(me, 1);
-    let (attempt, _) = attempt.step(&Event::Taken(0));
-    let (attempt, effects) = attempt.step(&Event::Found(0, found));
+    let (attempt, _) = attempt.after(&Event::Taken(0));
+    let (attempt, effects) = attempt.after(&Event::Found(0, found));
     let inherit = Effect::TakeOver {
         key: 0,
         conflicting: first,
         from_absent: false,
     };
     assert_eq!(effects, [inherit]);
-    assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
+    assert_eq!(attempt.clone().after(&Event::Failed(0)).1, []);
     // If a takeover is carried out twice, its answer may be wrong. The inherited key stays reserved anyway.
-    let (changed, _) = attempt.clone().step(&Event::Changed(0));
-    assert_eq!(changed.step(&Event::Failed(0)).1, []);
-    let (attempt, effects) = attempt.step(&Event::TookOver(0));
+    let (changed, _) = attempt.clone().after(&Event::Changed(0));
+    assert_eq!(changed.after(&Event::Failed(0)).1, []);
+    let (attempt, effects) = attempt.after(&Event::TookOver(0));
     assert_eq!(effects, [Effect::Forward]);
-    assert_eq!(attempt.step(&Event::NotApplied).1, []);
+    assert_eq!(attempt.after(&Event::NotApplied).1, []);
 }
 
 #[test]
@@ -305,15 +319,15 @@ fn an_inherited_reservation_is_never_released_however_often_it_begins_anew() {
     // The attempt might have been forwarded before.
     let (lost, _) = run(1, &[Event::Reserved(0), Event::Superseded]);
     let found = [Event::Taken(0), Event::Found(0, own), Event::TookOver(0)];
-    let inherited = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
-    let (anew, effects) = inherited.clone().begin_again(1);
+    let inherited = found.iter().fold(lost, |attempt, event| attempt.after(event).0);
+    let (anew, effects) = inherited.clone().begun_again(1);
     assert_eq!(effects, [Effect::Reserve(0)]);
     // The reservation without an answer may be the new one or the inherited one, so it isn't released.
-    assert_eq!(anew.clone().step(&Event::Failed(0)).1, []);
-    assert_eq!(anew.step(&Event::Reserved(0)).0.withdraw(), []);
-    let (anew, effects) = inherited.step(&Event::Superseded);
+    assert_eq!(anew.clone().after(&Event::Failed(0)).1, []);
+    assert_eq!(anew.after(&Event::Reserved(0)).0.withdraw(), []);
+    let (anew, effects) = inherited.after(&Event::Superseded);
     assert_eq!(effects, [Effect::Reserve(0)]);
-    assert_eq!(anew.step(&Event::Failed(0)).1, []);
+    assert_eq!(anew.after(&Event::Failed(0)).1, []);
 }
 
 #[test]
@@ -323,10 +337,10 @@ fn a_reservation_without_an_answer_is_released() {
         ..conflicting(Age::InLease)
     };
     let (found, _) = run(1, &[Event::Taken(0), Event::Found(0, own)]);
-    assert_eq!(found.clone().step(&Event::Failed(0)).1, [Effect::Release(0)]);
-    let (held, _) = found.step(&Event::TookOver(0));
-    assert_eq!(held.clone().withdraw(), [Effect::Release(0)]);
-    assert_eq!(held.step(&Event::NotApplied).1, [Effect::Release(0)]);
+    assert_eq!(found.clone().after(&Event::Failed(0)).1, [Effect::Release(0)]);
+    let (held, _) = found.after(&Event::TookOver(0));
+    assert_eq!(held.withdraw(), [Effect::Release(0)]);
+    assert_eq!(held.after(&Event::NotApplied).1, [Effect::Release(0)]);
 }
 
 #[test]
@@ -343,7 +357,7 @@ fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts()
         from_absent: false,
     };
     assert_eq!(effects, [inherit]);
-    assert_eq!(attempt.step(&Event::TookOver(0)).1, [Effect::Forward]);
+    assert_eq!(attempt.after(&Event::TookOver(0)).1, [Effect::Forward]);
 }
 
 #[test]
@@ -376,8 +390,8 @@ fn the_same_retry_id_for_another_document_is_in_conflict() {
         ..conflicting(Age::InLease)
     };
     let (attempt, _) = Attempt::begin(me, 1);
-    let (attempt, _) = attempt.step(&Event::Taken(0));
-    let (_, effects) = attempt.step(&Event::Found(0, other));
+    let (attempt, _) = attempt.after(&Event::Taken(0));
+    let (_, effects) = attempt.after(&Event::Found(0, other));
     assert_eq!(
         effects,
         [Effect::LookUp {
@@ -397,7 +411,7 @@ fn an_unsure_answer_ends_the_attempt_and_releases_what_may_exist() {
 #[test]
 fn a_late_duplicate_of_an_event_changes_nothing() {
     let (attempt, _) = run(2, &[Event::Reserved(0)]);
-    let (same, effects) = attempt.clone().step(&Event::Taken(0));
+    let (same, effects) = attempt.clone().after(&Event::Taken(0));
     assert_eq!((same, effects), (attempt, vec![]));
 }
 
@@ -409,17 +423,17 @@ fn an_attempt_with_an_unsure_release_does_not_begin_again() {
         2,
         &[&[Event::Reserved(0)], &contested[..], &waiting, &[Event::Failed(0)]].concat(),
     );
-    assert_eq!(unsure.clone().begin_again(2), (unsure, vec![]));
+    assert_eq!(unsure.clone().begun_again(2), (unsure, vec![]));
     // An attempt with a duplicate begins again in an ordered command, because earlier documents are decided first.
     let (duplicate, effects) = run(
         2,
         &[&[Event::Reserved(0)], &contested[..], &[Event::OwnerHolds(1)]].concat(),
     );
     assert_eq!(effects, [Effect::Release(0)]);
-    let (anew, effects) = duplicate.clone().begin_again(2);
+    let (anew, effects) = duplicate.clone().begun_again(2);
     assert_eq!(effects, [Effect::Reserve(0), Effect::Reserve(1)]);
     assert_eq!(anew.ended(), None);
-    let (anew, effects) = duplicate.step(&Event::Failed(0)).0.begin_again(2);
+    let (anew, effects) = duplicate.after(&Event::Failed(0)).0.begun_again(2);
     assert_eq!(
         (anew.ended(), effects),
         (Some(Ended::NotHeld(NotHeld::Unsure(0))), vec![])
@@ -466,7 +480,7 @@ proptest! {
             let chosen = choice.index(8);
             if chosen == 7 {
                 asked.retain(|effect| matches!(effect, Effect::Release(_)));
-                let (anew, effects) = attempt.begin_again(keys);
+                let (anew, effects) = attempt.begun_again(keys);
                 attempt = anew;
                 asked.extend(effects);
             }
@@ -475,7 +489,7 @@ proptest! {
                 let Effect::Release(key) = asked.remove(next) else { unreachable!() };
                 if chosen % 3 == 0 {
                     unanswered = true;
-                    let (after, effects) = attempt.step(&Event::Failed(key));
+                    let (after, effects) = attempt.after(&Event::Failed(key));
                     attempt = after;
                     asked.extend(effects);
                 }
@@ -486,7 +500,7 @@ proptest! {
                 continue;
             }
             let answers = answers(&asked.remove(chosen % asked.len()));
-            let (after, effects) = attempt.step(choice.get(&answers));
+            let (after, effects) = attempt.after(choice.get(&answers));
             attempt = after;
             asked.extend(effects);
         }
@@ -499,10 +513,6 @@ fn a_write_never_goes_on_without_one_of_its_keys() {
     let contested = Claim::Contested {
         conflicting: Token::UNKNOWN,
     };
-    let attempt = Attempt::claiming(
-        Token::of(WriteId([1; 16])),
-        BTreeSet::new(),
-        vec![Claim::Held, contested],
-    );
+    let mut attempt = Attempt::claiming(Token::of(WriteId([1; 16])), vec![Claim::Held, contested]);
     drop(attempt.claim_more());
 }

@@ -58,15 +58,16 @@ impl Task {
         self.conflicting.fill(None);
         self.since = None;
         self.is_late = false;
-        let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
-        self.attempt = attempt;
-        self.queue = effects;
+        self.queue = self.attempt.begin_again(self.keys.len());
         self.go_on(requests);
     }
 
     pub(super) fn step(&mut self, event: &Event) {
-        let (attempt, effects) = self.attempt.clone().step(event);
-        self.attempt = attempt;
+        let effects = self.attempt.step(event);
+        if self.attempt.waits_with_nothing() {
+            self.since = None;
+            self.is_late = false;
+        }
         if self.attempt.ended().is_some() {
             self.queue.retain(|effect| matches!(effect, Effect::Release(_)));
         }
@@ -118,7 +119,7 @@ impl Task {
             }
         }
         if self.stage == Stage::Clearing && self.attempt.may_forward() {
-            self.queue = self.attempt.clone().withdraw();
+            self.queue = self.attempt.withdraw();
             return self.end(Verdict::Repeat, requests);
         }
         if self.is_claiming() {

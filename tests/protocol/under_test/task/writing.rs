@@ -16,7 +16,7 @@ impl Task {
             match self.op.deed {
                 Deed::Insert { .. } => self.claim_again(&mut requests),
                 _ => {
-                    self.queue = self.attempt.clone().withdraw();
+                    self.queue = self.attempt.withdraw();
                     self.end(Verdict::Again, &mut requests);
                 }
             }

@@ -38,14 +38,13 @@ const SLICE: Fitting = Fitting {
     items: 2_000,
     bytes: 16 << 20,
 };
-/// If keys get too old to write with more often than this, Keyward refuses the command.
+/// If the keys of a document get too old to write with more often than this, Keyward refuses the document.
 const RESTARTS_MAX: u32 = 3;
 
 /// One `insert` in progress.
 struct Insert<'a> {
     op: WriteOp<'a>,
     guard: WriteGuard,
-    restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
 }
@@ -64,7 +63,6 @@ pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     let mut insert = Insert {
         guard: op.context.writes.begin(),
         op,
-        restarts: 0,
         reply: WriteReply::default(),
         stopped: None,
     };
@@ -91,9 +89,11 @@ impl<'a> Insert<'a> {
                 self.release_all(&mut pending).await;
                 return Err(error);
             }
-            self.restart_expiring(&way, &mut pending);
-            // If this fails or stops the command, it has released all keys itself.
-            let rest = self.try_ready(&way, &mut pending).await?;
+            let mut too_late = self.restart_expiring(&way, &mut pending);
+            // If this fails or stops the command, it has released all keys of the others itself. They come first, as long as they are in time.
+            let rest = self.try_ready(&way, &mut pending).await;
+            self.op.release(&mut too_late).await;
+            let rest = rest?;
             if self.stopped.is_some() {
                 return Ok(());
             }
@@ -263,20 +263,31 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Claims the keys anew of candidates that have too little of their lease left.
-    fn restart_expiring(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
-        let op = &self.op;
-        let mut late = pending
-            .iter_mut()
-            .filter(|candidate| way.must_claim_anew(op, candidate))
-            .peekable();
-        let Some(first) = late.peek() else { return };
-        self.restarts += 1;
-        if self.restarts > RESTARTS_MAX {
-            let refusal = op.unsure(first.keys.first().map_or(0, |key| key.constraint));
-            return self.refuse(&refusal);
+    /// Claims the keys anew of candidates that have too little of their lease left. It refuses those that had so too often, and returns them:
+    /// their keys are to be released.
+    fn restart_expiring(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
+        let (op, mut hopeless) = (&self.op, HashSet::new());
+        for (index, candidate) in pending.iter_mut().enumerate() {
+            if !way.must_claim_anew(op, candidate) {
+                continue;
+            }
+            candidate.times_late += 1;
+            // An ordered command reports no document before the ones in front of it.
+            match candidate.times_late > RESTARTS_MAX && (index == 0 || !op.command.ordered) {
+                true => drop(hopeless.insert(candidate.position)),
+                false => candidate.restart(),
+            }
         }
-        late.for_each(Candidate::restart);
+        let refused = pending.extract_if(.., |candidate| hopeless.contains(&candidate.position));
+        let mut refused: Vec<_> = refused.collect();
+        for candidate in &mut refused {
+            let constraint = candidate.keys.first().map_or(0, |key| key.constraint);
+            let name = self.op.protected.constraints[constraint].constraint.full_name();
+            tracing::warn!(constraint = %name, "the keys of a document were too old to write with each time that it had all of them");
+            self.refuse_one(candidate.position, &self.op.unsure(constraint));
+            candidate.withdraw();
+        }
+        refused
     }
 
     /// Inserts every candidate that has its keys, and notes its outcome.

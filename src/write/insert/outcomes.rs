@@ -1,13 +1,19 @@
 //! Notes the outcome of each document of an `insert`, and makes the reply of them.
 
+use futures_util::stream::{self, StreamExt};
+
 use super::sent_documents::{DocumentOutcome, SentDocuments};
 use super::{Insert, Stopped};
+use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::DuplicateKey;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply, loses_results};
 use crate::reservation::{Ended, Event, NotHeld};
 use crate::write::forward_error::ForwardError;
+
+/// For how many duplicates at a time the server is asked how their errors show text under a collation.
+const ASKED_AT_ONCE: usize = 4;
 
 impl Insert<'_> {
     /// Notes the outcomes of the forwarded candidates.
@@ -79,32 +85,25 @@ impl Insert<'_> {
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
-    pub(super) async fn report_not_held(&mut self, pending: &mut [Candidate<'_>]) {
+    pub(super) async fn report_not_held(&mut self, pending: &[Candidate<'_>]) {
+        let protected = self.op.protected;
+        let duplicates = pending.iter().filter_map(|candidate| match candidate.attempt.ended() {
+            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => Some(duplicate(protected, candidate, key)),
+            _ => None,
+        });
+        // As a list: the compiler can't see that an iterator of such futures may be sent to another thread.
+        let duplicates: Vec<_> = duplicates.collect();
+        // In the order of the documents.
+        let mut duplicates = stream::iter(duplicates).buffered(ASKED_AT_ONCE);
         for candidate in pending {
             match candidate.attempt.ended() {
-                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    let is_same_document = candidate.conflicts_with_itself(key);
-                    let ConstrainedKey { constraint, key } = &candidate.keys[key];
-                    let proxy = &self.op.protected.constraints[*constraint];
-                    // This same document exists: the server checks `_id` first.
-                    let error = match is_same_document {
-                        true => {
-                            proxy.metrics.duplicates.inc();
-                            WriteError::duplicate(&DuplicateKey::of_id(
-                                &self.op.protected.namespace,
-                                &candidate.owner.id,
-                            ))
-                        }
-                        false => WriteError::duplicate(&proxy.refuse(key).await),
-                    };
-                    self.error(candidate.position, error);
+                Some(Ended::NotHeld(NotHeld::Duplicate(_))) => {
+                    if let Some(duplicate) = duplicates.next().await {
+                        self.error(candidate.position, WriteError::duplicate(&duplicate));
+                    }
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
-                    let refusal = self.op.unsure(candidate.keys[key].constraint);
-                    match refusal.is_of_one_statement(self.reply.has_results()) {
-                        true => self.error(candidate.position, WriteError::refused(&refusal)),
-                        false => self.refuse(&refusal),
-                    }
+                    self.refuse_one(candidate.position, &self.op.unsure(candidate.keys[key].constraint));
                 }
                 _ => {}
             }
@@ -119,6 +118,14 @@ impl Insert<'_> {
             self.stopped = Some(Stopped::AtFirstError);
         }
         self.reply.error(position, error);
+    }
+
+    /// Refuses one document, or the command as a whole if that loses no results.
+    pub(super) fn refuse_one(&mut self, position: usize, refusal: &WriteRefusal) {
+        match refusal.is_of_one_statement(self.reply.has_results()) {
+            true => self.error(position, WriteError::refused(refusal)),
+            false => self.refuse(refusal),
+        }
     }
 
     /// Fails the command as a whole, unless it is ordered and has met its first error already.
@@ -138,5 +145,19 @@ impl Insert<'_> {
             true => WriteReply::default().body(),
             false => self.reply.body(),
         }
+    }
+}
+
+/// The error for a document whose key at position `key` another one holds. It counts the refused document.
+async fn duplicate(protected: &Protected, candidate: &Candidate<'_>, key: usize) -> DuplicateKey {
+    let ConstrainedKey { constraint, key: taken } = &candidate.keys[key];
+    let proxy = &protected.constraints[*constraint];
+    match candidate.conflicts_with_itself(key) {
+        // This same document exists: the server checks `_id` first.
+        true => {
+            proxy.metrics.duplicates.inc();
+            DuplicateKey::of_id(&protected.namespace, &candidate.owner.id)
+        }
+        false => proxy.refuse(taken).await,
     }
 }

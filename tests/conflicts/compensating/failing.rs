@@ -375,3 +375,35 @@ async fn an_answer_that_does_not_come_is_not_waited_for() {
     );
     assert_agreement(cluster, database, "email").await;
 }
+
+/// A document without keys is inserted at once. The keys of the other one are each time too old to write with when their answer comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_whose_keys_come_too_late_hide_no_others() {
+    let database = "keys_too_late";
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
+    let sparse = EMAIL.replace("key:", "sparse: true, key:");
+    let keyward = keyward(cluster, database, "5s", &[&sparse]);
+    let slow = |shard: &ReplicaSet| {
+        let namespace = format!("{database}.keyward.users.email_1");
+        let slow = doc! {
+            "failCommands": ["insert"], "namespace": namespace, "blockConnection": true, "blockTimeMS": 3_300,
+        };
+        shard.fail_point("failCommand", Bson::from("alwaysOn"), slow).unwrap()
+    };
+    let slow: Vec<FailPoint> = cluster.shards().iter().map(slow).collect();
+    std::thread::scope(|scope| {
+        for (first, ordered) in [(0, true), (10, false)] {
+            let address = &keyward.address;
+            scope.spawn(move || {
+                let without = doc! { "_id": first, "region": "a" };
+                let command = insert(vec![without, user(first + 2)], ordered);
+                let reply = send(address, database, command).unwrap();
+                assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+                assert_eq!(write_errors(&reply), [(1, 6)], "{reply}");
+            });
+        }
+    });
+    drop(slow);
+    assert_eq!(reservations(cluster, database, "email").await, Vec::<Document>::new());
+}

@@ -197,3 +197,42 @@ async fn a_look_that_takes_long_ends_with_the_clients_time_limit() {
     }
     assert_agreement(cluster, database, "email").await;
 }
+
+/// Each document waits for another transaction, so each is late once, at another time. It counts for itself alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_whose_documents_waited_one_after_the_other_is_in_time() {
+    const DOCUMENTS: i32 = 6;
+    let database = "waits_one_by_one";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "5s", &[EMAIL]);
+    let address = &keyward.address;
+    let open = |n: i32| {
+        let transaction = transaction();
+        let mut first = insert(vec![user(100 + n, &format!("{n}@y"))], true);
+        first.extend(transaction.clone());
+        first.insert("startTransaction", true);
+        let reply = send(address, database, first).unwrap();
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+        transaction
+    };
+    let transactions: Vec<Document> = (0..DOCUMENTS).map(open).collect();
+    let with_both = |n: i32| doc! { "_id": n, "region": "a", "email": [format!("{n}@x"), format!("{n}@y")] };
+    let command = insert((0..DOCUMENTS).map(with_both).collect(), false);
+    let reply = std::thread::scope(|scope| {
+        let inserting = scope.spawn(|| send(address, database, command).unwrap());
+        // Most of the lease of what they hold while they wait.
+        std::thread::sleep(Duration::from_millis(3_300));
+        for (n, transaction) in (0..DOCUMENTS).zip(&transactions) {
+            let mut abort = doc! { "abortTransaction": 1 };
+            abort.extend(transaction.clone());
+            send(address, "admin", abort).unwrap();
+            let is_there = || {
+                let count = doc! { "count": "users", "query": { "_id": n, "region": "a" } };
+                cluster.run(database, count).unwrap().get_i32("n").ok() == Some(1)
+            };
+            keyward.until("the document", || is_there() || inserting.is_finished());
+        }
+        inserting.join().unwrap()
+    });
+    assert_eq!(reply.get_i32("n").ok(), Some(DOCUMENTS), "{reply}");
+}

@@ -36,6 +36,8 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// The state that the audits of all collections share.
 struct Auditor {
+    /// Not the client of the reservations. A snapshot through that one is no older than a change that this one has read: a sharded change
+    /// stream shows a change once all shards are past its time.
     client: Client,
     /// Names this process in the records.
     id: String,

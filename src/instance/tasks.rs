@@ -125,9 +125,15 @@ pub(super) fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
 }
 
 pub(super) fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
-    let client = service.upstream.client().clone();
     service.metrics.audit_behind_seconds.set(0);
     service.board.note_audits(None);
+    if !config.audit {
+        return None;
+    }
+    let client = service.upstream.for_audits();
+    let client = client
+        .inspect_err(|error| tracing::error!(%error, "no collection is audited"))
+        .ok()?;
     let (service, knowing, noting) = (service.clone(), service.clone(), service.clone());
     let current = move || service.writes.catalog().clone();
     let is_enforced = move |constraint: &Constraint| knowing.is_enforced(constraint);
@@ -136,11 +142,8 @@ pub(super) fn auditing(service: &Arc<Service>, config: &Config) -> Option<Backgr
         noting.metrics.audit_behind_seconds.set(behind);
         noting.board.note_audits(Some(seen));
     };
-    let run = || {
-        let audited = audit::run(client, (current, is_enforced), note);
-        Background(tokio::spawn(audited))
-    };
-    config.audit.then(run)
+    let audited = audit::run(client, (current, is_enforced), note);
+    Some(Background(tokio::spawn(audited)))
 }
 
 pub(super) fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Readiness) -> Background {

@@ -41,8 +41,8 @@ const RETRY: Duration = Duration::from_millis(250);
 /// again for a quarter of an hour, long after other Keywards take it for done or lost (`EntryTerms::aftermath`).
 const UNTAKEN_MAX: Duration = Duration::from_secs(60);
 
-/// How many connections of its own Keyward opens at most through a load balancer, unless the URI says so.
-const POOL_MAX_BALANCED: u32 = 1_000;
+/// How many connections of its own Keyward opens at most where each open cursor may need one, unless the URI says so.
+const POOL_MAX: u32 = 1_000;
 
 /// Why the upstream can't be used at all.
 #[derive(Debug, thiserror::Error)]
@@ -99,8 +99,8 @@ impl Upstream {
         // ends that wait.
         options.write_concern = Some(WriteConcern::majority());
         if options.load_balanced == Some(true) {
-            // Then the driver keeps a connection for each open cursor, as an audit has one for each collection.
-            options.max_pool_size.get_or_insert(POOL_MAX_BALANCED);
+            // Then the driver keeps a connection for each open cursor.
+            options.max_pool_size.get_or_insert(POOL_MAX);
         }
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
@@ -142,6 +142,17 @@ impl Upstream {
     pub fn apart(&self) -> Result<Client, SetupError> {
         let mut options = self.options.clone();
         options.max_pool_size = Some(1);
+        Ok(Client::with_options(options)?)
+    }
+
+    /// Another client under the same user, for audits. Each audited collection has a connection most of the time: a read of its change stream
+    /// waits for changes. With the connections of [`Upstream::client`], reservations would wait for them.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn for_audits(&self) -> Result<Client, SetupError> {
+        let mut options = self.options.clone();
+        options.max_pool_size.get_or_insert(POOL_MAX);
         Ok(Client::with_options(options)?)
     }
 

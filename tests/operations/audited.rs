@@ -1,5 +1,7 @@
 //! `audit: true`: what is written past Keyward is reserved, or reported.
 
+use std::time::{Duration, Instant};
+
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
@@ -359,4 +361,42 @@ fn a_turn_that_was_noted_while_a_clock_was_ahead_keeps_no_one_from_auditing() {
     Cluster::shared().run(DATABASE, noted).unwrap();
     let keyward = start(&Cluster::shared().uri(), DATABASE);
     until_auditing(&keyward, DATABASE);
+}
+
+/// An audit's read of changes has a connection for a second. Writes don't wait for that.
+#[test]
+fn audits_leave_writes_their_connections() {
+    const DATABASE: &str = "audited_beside_writes";
+    const COLLECTIONS: usize = 6;
+    let collections: Vec<String> = (0..COLLECTIONS).map(|n| format!("{DATABASE}.users{n}")).collect();
+    let mut settings = format!(
+        "upstream: {}/?maxPoolSize=2\nlease: 10s\naudit: true\nconstraints:\n",
+        Cluster::shared().uri().trim_end_matches('/')
+    );
+    for collection in &collections {
+        shard_on_two(
+            Cluster::shared(),
+            collection,
+            doc! { "region": 1 },
+            doc! { "region": "m" },
+        );
+        settings += &format!("  - {{ collection: {collection}, key: {{ email: 1 }} }}\n");
+    }
+    let keyward = Keyward::of(&settings);
+    let is_audited = |collection: &String| {
+        let note = format!("auditing namespace={collection}");
+        keyward.log().contains(&note)
+    };
+    keyward.until("all audits", || collections.iter().all(is_audited));
+    let insert = |id: i32| {
+        let document = doc! { "_id": id, "region": "a", "email": id };
+        let begun = Instant::now();
+        let command = doc! { "insert": "users0", "documents": [document] };
+        keyward.run_once_permitted(DATABASE, command).unwrap();
+        begun.elapsed()
+    };
+    // The middle one of several: the machine is busy.
+    let mut times: Vec<Duration> = (0..7).map(insert).collect();
+    times.sort();
+    assert!(times[3] < Duration::from_millis(800), "{times:?}");
 }

@@ -137,6 +137,13 @@ pub(super) struct Backfilled {
     pub violated: Vec<Report>,
 }
 
+impl Backfilled {
+    /// Whether all the constraints are enforced by now.
+    pub fn is_complete(&self) -> bool {
+        self.waiting.is_empty() && self.violated.is_empty()
+    }
+}
+
 /// Ends this Keyward's build of `constraint`, which documents violate.
 async fn end_violated(service: &Service, constraint: &Constraint, reports: &Reports) -> Result<(), PrepareError> {
     // All keys: no file names the constraint, so `keyward backfill` can't report them.

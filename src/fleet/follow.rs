@@ -89,19 +89,8 @@ struct Findings {
 enum Polled {
     /// It has made all constraints enforced that weren't. The next poll records that, and clients wait for the record.
     Enforced,
-    /// It has made none enforced, or some wait still.
+    /// It has made none enforced, or not all. A client whose command fails for another constraint has until the next poll to withdraw.
     Unfinished,
-}
-
-impl Polled {
-    /// The result for `constraints` whose documents were read, and that no document violates. Some of them may be `waiting`.
-    fn of(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint]) -> Polled {
-        let waits = |constraint: &Arc<Constraint>| waiting.iter().any(|one| one.constraint.has_name_of(constraint));
-        match constraints.is_empty() || constraints.iter().any(waits) {
-            true => Polled::Unfinished,
-            false => Polled::Enforced,
-        }
-    }
 }
 
 /// Keeps the constraints enforced for as long as it runs, and shows which are.
@@ -182,12 +171,16 @@ async fn poll(
     let Some(backfilled) = backfill(service, membership, kept, &builds, &to_do).await? else {
         return Ok(Polled::Unfinished);
     };
+    let polled = match backfilled.is_complete() {
+        true => Polled::Enforced,
+        false => Polled::Unfinished,
+    };
     waiting.extend(backfilled.waiting);
     findings.note_waiting(&waiting);
     findings.show_violated(backfilled.violated, &to_do, service, readiness);
     to_do.retain(|constraint| !findings.is_violated(constraint));
     show(&to_do, &waiting, service, readiness);
-    Ok(Polled::of(&to_do, &waiting))
+    Ok(polled)
 }
 
 /// Backfills the documents of those `meant`. It returns none once some proxy collections are gone: their reservations come first, at the next

@@ -92,7 +92,9 @@ impl<'a> Insert<'a> {
             let mut too_late = self.restart_expiring(&way, &mut pending);
             // If this fails or stops the command, it has released all keys of the others itself. They come first, as long as they are in time.
             let rest = self.try_ready(&way, &mut pending).await;
-            self.op.release(&mut too_late).await;
+            if !too_late.is_empty() {
+                Box::pin(self.op.release(&mut too_late)).await;
+            }
             let rest = rest?;
             if self.stopped.is_some() {
                 return Ok(());
@@ -266,7 +268,7 @@ impl<'a> Insert<'a> {
     /// Claims the keys anew of candidates that have too little of their lease left. It refuses those that had so too often, and returns them:
     /// their keys are to be released.
     fn restart_expiring(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-        let (op, mut hopeless) = (&self.op, HashSet::new());
+        let (op, mut hopeless) = (&self.op, Vec::new());
         for (index, candidate) in pending.iter_mut().enumerate() {
             if !way.must_claim_anew(op, candidate) {
                 continue;
@@ -274,9 +276,12 @@ impl<'a> Insert<'a> {
             candidate.times_late += 1;
             // An ordered command reports no document before the ones in front of it.
             match candidate.times_late > RESTARTS_MAX && (index == 0 || !op.command.ordered) {
-                true => drop(hopeless.insert(candidate.position)),
+                true => hopeless.push(candidate.position),
                 false => candidate.restart(),
             }
+        }
+        if hopeless.is_empty() {
+            return Vec::new();
         }
         let refused = pending.extract_if(.., |candidate| hopeless.contains(&candidate.position));
         let mut refused: Vec<_> = refused.collect();

@@ -3,7 +3,7 @@
 use futures_util::stream::{self, StreamExt};
 
 use super::sent_documents::{DocumentOutcome, SentDocuments};
-use super::{Insert, Stopped};
+use super::{Insert, Stopped, is_duplicate};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::DuplicateKey;
@@ -86,19 +86,15 @@ impl Insert<'_> {
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
     pub(super) async fn report_not_held(&mut self, pending: &[Candidate<'_>]) {
-        let protected = self.op.protected;
-        let duplicates = pending.iter().filter_map(|candidate| match candidate.attempt.ended() {
-            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => Some(duplicate(protected, candidate, key)),
-            _ => None,
-        });
-        // As a list: the compiler can't see that an iterator of such futures may be sent to another thread.
-        let duplicates: Vec<_> = duplicates.collect();
-        // In the order of the documents.
-        let mut duplicates = stream::iter(duplicates).buffered(ASKED_AT_ONCE);
+        let mut duplicates = match pending.iter().any(is_duplicate) {
+            // Boxed, because most inserts have none.
+            true => Box::pin(duplicates(self.op.protected, pending)).await.into_iter(),
+            false => Vec::new().into_iter(),
+        };
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(_))) => {
-                    if let Some(duplicate) = duplicates.next().await {
+                    if let Some(duplicate) = duplicates.next() {
                         self.error(candidate.position, WriteError::duplicate(&duplicate));
                     }
                 }
@@ -146,6 +142,17 @@ impl Insert<'_> {
             false => self.reply.body(),
         }
     }
+}
+
+/// The errors for those of the documents whose keys others hold, in their order.
+async fn duplicates(protected: &Protected, pending: &[Candidate<'_>]) -> Vec<DuplicateKey> {
+    let asked = pending.iter().filter_map(|candidate| match candidate.attempt.ended() {
+        Some(Ended::NotHeld(NotHeld::Duplicate(key))) => Some(duplicate(protected, candidate, key)),
+        _ => None,
+    });
+    // As a list: the compiler can't see that an iterator of such futures may be sent to another thread.
+    let asked: Vec<_> = asked.collect();
+    stream::iter(asked).buffered(ASKED_AT_ONCE).collect().await
 }
 
 /// The error for a document whose key at position `key` another one holds. It counts the refused document.

@@ -67,6 +67,7 @@ use sessions::Sessions;
 use watch::LeaseWatch;
 
 pub use fitting::Fitting;
+pub use owner::ABSENT_FIELD;
 pub use placeholder::TakenOver;
 pub use reservation::{Owner, Reservation, ReservationVersion, owner_in, stored_owner};
 pub use reserving::Reserved;

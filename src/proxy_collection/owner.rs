@@ -30,7 +30,7 @@ const ALONE_AT_ONCE: usize = 2;
 const ALONE_MAX: usize = 200;
 
 /// The name of a field that no document has.
-pub(super) const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
+pub const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
 
 impl Owner {
     /// The owner that `doc` is, in a collection with this shard key.

@@ -11,7 +11,7 @@ use crate::command::filter_rewriting::{equality, of_same_types, pin, same_type, 
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
 use crate::constraint::{KeyError, id_identity, root_of};
-use crate::proxy_collection::{Owner, ProxyCollection};
+use crate::proxy_collection::{ABSENT_FIELD, Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
@@ -364,7 +364,8 @@ fn append_ids<'i>(query: &mut Builder, ids: impl Iterator<Item = &'i [u8]>) -> R
     Ok(())
 }
 
-/// The top-level fields that keys and routes are made of.
+/// The top-level fields that keys and routes are made of, and one that no document has. So the server reads each document to its end, and it
+/// shows if one of the fields comes twice.
 fn append_projection(command: &mut Builder, protected: &Protected) {
     let paths = protected.paths().chain(["_id"]);
     let mut roots: Vec<&str> = paths.map(root_of).collect();
@@ -374,6 +375,7 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
     for root in roots {
         command.int32(root, 1);
     }
+    command.int32(ABSENT_FIELD.as_str(), 1);
     command.close();
 }
 

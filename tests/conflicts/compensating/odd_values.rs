@@ -186,6 +186,35 @@ async fn a_document_with_a_field_twice_is_refused() {
     }
 }
 
+/// The server's reader sees the first one, and stops. The second one would be the key once the first one is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_field_that_comes_twice_hides_no_key() {
+    let database = "last_field_twice";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    let user = doc! { "_id": 1, "region": "a", "name": "n", "email": "old" };
+    run(&client, database, insert(vec![user], true)).await;
+    let twice = rawdoc! { "region": "a", "name": "n", "email": "a1", "email": "b1" };
+    // The query names no shard, so a transaction replaces the document.
+    let replace = rawdoc! { "q": { "name": "n" }, "u": twice };
+    let update = rawdoc! { "update": "users", "updates": [replace] };
+    let reply = client.database(database).run_raw_command(update).await.unwrap();
+    assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    // One that was written past Keyward.
+    let past = cluster.client().database(database);
+    let past = past.collection::<RawDocumentBuf>("users");
+    past.insert_one(rawdoc! { "_id": 2, "region": "a", "email": "c1", "email": "c2" })
+        .await
+        .unwrap();
+    let unset = doc! { "q": { "_id": 2, "region": "a" }, "u": { "$unset": { "email": 1 } } };
+    let reply = run(&client, database, doc! { "update": "users", "updates": [unset] }).await;
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    let same = doc! { "_id": 3, "region": "z", "email": "c2" };
+    let reply = run(&client, database, insert(vec![same], true)).await;
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+}
+
 /// They are older than the constraint, or were written past Keyward. No condition on what Keyward reads of them would hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retryable_statement_about_a_document_with_a_field_twice_is_refused_at_once() {

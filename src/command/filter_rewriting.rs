@@ -58,6 +58,14 @@ pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
     both.finish()
 }
 
+/// The longest query whose conditions are looked up one by one. Each look goes through those before it, and a message has room for a million.
+const CONDITIONS_MAX: usize = 100;
+
+/// Whether the query is short enough to look each of its conditions up.
+pub fn is_short(query: Doc<'_>) -> bool {
+    query.elements().take(CONDITIONS_MAX + 1).count() <= CONDITIONS_MAX
+}
+
 /// The value that the query asks for at `path`.
 pub fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
     let Some(condition) = query.get(path)? else {

@@ -6,12 +6,15 @@
 use bson::spec::ElementType;
 
 use super::affected_keys::overlap;
-use super::filter_rewriting::equality;
+use super::filter_rewriting::{equality, is_short};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// Whether setting `field` sets each of the `place` paths that it reaches to the scalar value that `query` asks for.
 pub fn is_kept(field: &Element<'_>, query: Doc<'_>, place: &[&str]) -> Result<bool, Malformed> {
     for path in place.iter().filter(|path| overlap(field.name, path.as_bytes())) {
+        if !is_short(query) {
+            return Ok(false);
+        }
         let asked_for = equality(query, path)?.filter(is_scalar);
         let (Some(set), Some(asked_for)) = (value_set_at(field, path)?, asked_for) else {
             return Ok(false);
@@ -128,6 +131,16 @@ mod tests {
             let set = doc! { "_id": query.get("_id").cloned().unwrap_or(Bson::from(1)), "address": { "region": "a" } };
             assert!(!kept(set, query.clone()), "{query}");
         }
+    }
+
+    #[test]
+    fn a_long_query_keeps_no_place() {
+        let with = |conditions: usize| {
+            let others = (1..conditions).map(|n| (format!("f{n}"), Bson::from(1)));
+            [("_id".to_owned(), Bson::from(1))].into_iter().chain(others).collect()
+        };
+        assert!(kept(doc! { "_id": 1 }, with(100)));
+        assert!(!kept(doc! { "_id": 1 }, with(101)));
     }
 
     #[test]

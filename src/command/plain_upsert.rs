@@ -7,7 +7,7 @@
 use bson::spec::ElementType;
 
 use super::affected_keys::Paths;
-use super::filter_rewriting::{equality, names_shard};
+use super::filter_rewriting::{equality, is_short, names_shard};
 use super::kept_place::is_scalar;
 use super::key_update::{KeyUpdate, UpdatedDocument, assigned, can_be_read};
 use super::statement::Statement;
@@ -34,6 +34,7 @@ impl<'a> PlainUpsert<'a> {
         if !statement.is_upsert
             || !statement.raw.get("upsert")?.is_some_and(is_boolean)
             || statement.raw.get("upsertSupplied")?.is_some()
+            || !is_short(query)
             || !names_shard(query, &protected.shard_key)?
         {
             return Ok(None);

@@ -30,7 +30,7 @@ use super::sending::InPlaceOutcome;
 use super::statement_run::StatementRun;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, WriteGuard, advance_attempts, run_releases};
-use crate::command::filter_rewriting::equality;
+use crate::command::filter_rewriting::{equality, is_short};
 use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Statement;
 use crate::constraint::id_identity;
@@ -212,6 +212,9 @@ fn named_id<'a>(statement: Statement<'a>, protected: &Protected) -> Result<Optio
 /// keys.
 fn has_only_equalities(statement: Statement<'_>) -> Result<bool, Malformed> {
     let query = statement.query()?.unwrap_or(Doc::empty());
+    if !is_short(query) {
+        return Ok(false);
+    }
     query.all(|condition| {
         let path = std::str::from_utf8(condition.name);
         let Some(path) = path.ok().filter(|path| !path.starts_with('$')) else {

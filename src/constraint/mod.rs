@@ -19,7 +19,7 @@ mod routing;
 mod spec;
 mod text;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc, oid::ObjectId, spec::ElementType};
 
@@ -331,14 +331,12 @@ impl Constraint {
 
     /// The strings in `key` whose sort keys an error shows; none without a collation.
     pub fn collated_strings(&self, key: &Key) -> Vec<Vec<u8>> {
-        let mut strings: Vec<Vec<u8>> = Vec::new();
+        let mut strings: BTreeSet<Vec<u8>> = BTreeSet::new();
         DuplicateKey::new(self, key, &mut |string| {
-            if !strings.iter().any(|other| other == string) {
-                strings.push(string.to_vec());
-            }
+            strings.insert(string.to_vec());
             Vec::new()
         });
-        strings
+        strings.into_iter().collect()
     }
 
     /// The same constraint with its collection's `collation`, which an index without a collation inherits. `None` if

@@ -3,6 +3,7 @@
 //! A document arrives after its reservation and goes before it. If Keyward reads one after the other, they may seem to
 //! contradict each other although both are right. In one snapshot of all shards they can't.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use mongodb::ClientSession;
@@ -83,15 +84,15 @@ impl ProxyCollection {
             .map(|(_, reservation)| &reservation.owner)
             .chain(pairs.iter().map(|(_, owner)| *owner))
             .collect();
-        let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
+        let mut owners: Vec<(Owner, HashSet<Key>)> = Vec::new();
         for command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
             let (documents, _) = find_in_transaction(session, &self.database, command).await?;
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
                 let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-                let keys = self.constraint.keys(document).unwrap_or_default();
+                let keys = self.constraint.keys(document).unwrap_or_default().into_iter().collect();
                 // Read alone, owners whose `_id`s a default collation calls equal are found several times.
-                let is_it = |(found, its_keys): &(Owner, Vec<Key>)| {
+                let is_it = |(found, its_keys): &(Owner, HashSet<Key>)| {
                     (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)
                 };
                 if !self.is_clustered || !owners.iter().any(is_it) {

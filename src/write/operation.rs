@@ -1,5 +1,6 @@
 //! Holds one write operation: a client's command on a protected collection, with everything needed to carry it out.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
@@ -160,10 +161,9 @@ impl<'a> WriteOp<'a> {
     /// are known to be held.
     pub async fn release_unheld(&self, candidates: &[&Candidate<'_>], held: &[ConstrainedKey]) {
         for (constraint, proxy) in self.protected.constraints.iter().enumerate() {
-            let is_held = |key: &Key| {
-                held.iter()
-                    .any(|held| held.constraint == constraint && held.key == *key)
-            };
+            let held = held.iter().filter(|held| held.constraint == constraint);
+            let held: HashSet<&Key> = held.map(|held| &held.key).collect();
+            let is_held = |key: &Key| held.contains(key);
             let mut reserved = Vec::new();
             for candidate in candidates {
                 let token = candidate.attempt.ended_token();

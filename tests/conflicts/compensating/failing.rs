@@ -54,11 +54,22 @@ async fn a_client_without_the_privilege_leaves_nothing_reserved() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// Another read of a start may meet the fail point in place of the one that is meant. Then the next start shows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_tries_again_what_was_not_answered() {
-    let database = "start_unanswered";
     let alone = Cluster::alone().unwrap();
-    let cluster = users_on(&alone, database);
+    let mut log = String::new();
+    for database in ["start_unanswered", "start_unanswered_again", "start_unanswered_at_last"] {
+        log = log_of_unanswered_start(&alone, database).await;
+        if log.contains("no answer within 15 s") {
+            return;
+        }
+    }
+    panic!("{log}");
+}
+
+async fn log_of_unanswered_start(alone: &Cluster, database: &str) -> String {
+    let cluster = users_on(alone, database);
     let users = cluster.client().database(database).collection::<Document>("users");
     users.insert_many((0..4).map(user)).await.unwrap();
     // Longer than an answer is waited for: the documents to backfill aren't read in time. The first read is the one that confirms what a
@@ -80,8 +91,7 @@ async fn a_start_tries_again_what_was_not_answered() {
     assert_agreement(cluster, database, "email").await;
     until_met.join().unwrap();
     keyward.terminate();
-    let log = keyward.log();
-    assert!(log.contains("no answer within 15 s"), "{log}");
+    keyward.log()
 }
 
 /// A driver that retries an insert which a shard fails once; everything is there exactly once afterwards.

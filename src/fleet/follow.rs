@@ -151,7 +151,7 @@ async fn poll(
         if findings.is_violated(constraint) {
             continue;
         }
-        match still_waited_for(constraint, standing, &entries, &findings.waited_for) {
+        match still_waited_for(constraint, standing, (membership.id(), &entries), &findings.waited_for) {
             Some(others) => waiting.push(WaitingConstraint::of(constraint, others)),
             None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint::of(constraint, Vec::new())),
             None => to_do.push(constraint.clone()),
@@ -346,11 +346,12 @@ async fn end_doubt(service: &Service, membership: &Membership, doubt: u64) -> Re
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a
-/// full check has found before, or the one that reads its documents. That costs the same each time, however long it takes.
+/// full check has found before, or the one that reads its documents. That costs the same each time, however long it takes. A claim of its
+/// `own` is left from a backfill that was broken off.
 fn still_waited_for(
     constraint: &Constraint,
     standing: Option<Standing>,
-    entries: &[RegisterEntry],
+    (own, entries): (ObjectId, &[RegisterEntry]),
     waited_for: &HashSet<(String, ObjectId)>,
 ) -> Option<Vec<RegisterEntry>> {
     let standing = standing?;
@@ -362,7 +363,8 @@ fn still_waited_for(
     let is_known = lacking
         .iter()
         .all(|entry| waited_for.contains(&(label.clone(), entry.id)));
-    (is_known && (standing.is_claimed || !lacking.is_empty())).then_some(lacking)
+    let is_read_elsewhere = standing.claimed_by.is_some_and(|by| by != own);
+    (is_known && (is_read_elsewhere || !lacking.is_empty())).then_some(lacking)
 }
 
 /// Shows which of `constraints` are enforced, and which Keywards the others wait for.

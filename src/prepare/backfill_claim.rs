@@ -1,14 +1,15 @@
 //! Decides which Keyward backfills a constraint: by a claim in the constraint's own document, and by the server's clock
 //! alone.
 //!
-//! A claim saves work and proves nothing. If a Keyward dies, its claim expires, and another Keyward continues. If one
+//! A claim saves work and proves nothing. A Keyward breaks its backfill off when the list of clients' constraints changes: its next
+//! backfill takes the claim again at once. If a Keyward dies, its claim expires, and another Keyward continues. If one
 //! is stopped or a clock jumps, two Keywards may backfill at once: they do the same work twice. No Keyward waits for a
 //! claim while it holds one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bson::{Document, doc, oid::ObjectId};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection};
 
 use super::stored_definition::{DEFINITIONS, definition_id};
@@ -38,19 +39,19 @@ pub(super) struct BackfillClaims {
 }
 
 impl BackfillClaims {
-    /// No claim yet.
-    pub(super) fn new(client: &Client) -> BackfillClaims {
+    /// No claim yet, of the Keyward with the entry `by` in the register.
+    pub(super) fn of(client: &Client, by: ObjectId) -> BackfillClaims {
         BackfillClaims {
             client: client.clone(),
-            by: ObjectId::new(),
+            by,
             held: Mutex::default(),
         }
     }
 
-    /// Claims the backfill of `constraint`, unless another backfill has claimed it; returns whether it did.
+    /// Claims the backfill of `constraint`, unless another Keyward has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let claim = BackfillClaim::of(&self.client, constraint);
-        let free = doc! { "$expr": is_free() };
+        let free = doc! { "$or": [{ "claim.by": self.by }, { "$expr": is_free() }] };
         let is_taken = claim.update(free, self.by, term()).await?;
         if is_taken {
             self.held().push(claim);
@@ -81,13 +82,19 @@ impl BackfillClaims {
 
     /// Releases all claims at once.
     pub(super) async fn release(&self) {
+        self.leave_for(Duration::ZERO).await;
+    }
+
+    /// Leaves all claims to nobody until they expire: this Keyward waits for them like any other.
+    pub(super) async fn leave(&self) {
+        self.leave_for(term()).await;
+    }
+
+    async fn leave_for(&self, term: Duration) {
         let held = std::mem::take(&mut *self.held());
         for claim in held {
-            // If the release fails, the claim expires by itself.
-            if let Err(error) = claim
-                .update(doc! { "claim.by": self.by }, self.by, Duration::ZERO)
-                .await
-            {
+            // If it fails, the claim expires by itself.
+            if let Err(error) = claim.update(doc! { "claim.by": self.by }, ObjectId::new(), term).await {
                 tracing::debug!(%error, "a claim to a backfill could not be given up");
             }
         }
@@ -135,6 +142,11 @@ fn is_free() -> Document {
 /// Whether it is claimed.
 pub(super) fn is_claimed() -> Document {
     doc! { "$not": [is_free()] }
+}
+
+/// The Keyward that has claimed it; null if it isn't claimed.
+pub(super) fn claimed_by() -> Document {
+    doc! { "$cond": [is_free(), Bson::Null, "$claim.by"] }
 }
 
 fn term() -> Duration {

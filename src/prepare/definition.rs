@@ -12,7 +12,7 @@ use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
 use super::PrepareError;
-use super::backfill_claim::is_claimed;
+use super::backfill_claim::claimed_by;
 use super::left_out::Collections;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use super::stored_definition::{
@@ -42,8 +42,8 @@ pub struct Standing {
     pub state: ConstraintState,
     /// Its identity in the register of Keywards.
     pub identity: ObjectId,
-    /// Whether a Keyward reads its documents now.
-    pub is_claimed: bool,
+    /// The Keyward that reads its documents now, by its entry in the register.
+    pub claimed_by: Option<ObjectId>,
     /// Whether it was enforced once, if it isn't now.
     pub was_enforced: bool,
     /// The uuid of the collection in which its reservations were complete last.
@@ -76,7 +76,7 @@ impl Definitions {
         let collections: Vec<&str> = collections.iter().copied().collect();
         let found = self.collection.find(doc! { "_id.collection": { "$in": collections } });
         let found = found.projection(doc! {
-            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, PROXY_FIELD.as_str(): 1, "identity": 1, "isClaimed": is_claimed(),
+            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, PROXY_FIELD.as_str(): 1, "identity": 1, "claimedBy": claimed_by(),
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
@@ -84,7 +84,7 @@ impl Definitions {
             let standing = Standing {
                 state: state_of(document)?,
                 identity: document.get_object_id("identity").ok()?,
-                is_claimed: document.get_bool("isClaimed").unwrap_or(false),
+                claimed_by: document.get_object_id("claimedBy").ok(),
                 was_enforced: document.contains_key(WAS_ENFORCED),
                 proxy: document.get(PROXY_FIELD.as_str()).and_then(uuid_of),
             };

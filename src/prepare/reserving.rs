@@ -262,14 +262,16 @@ impl ReservingConstraints {
                 }
             }
         }
+        // Without a membership nothing is claimed.
+        let by = membership.map_or_else(ObjectId::new, Membership::id);
         loop {
-            let claims = BackfillClaims::new(client);
+            let claims = BackfillClaims::of(client, by);
             let work = backfill_unclaimed(pending, &claims, &mut waiting);
             let left = claims.renewed_during(work).await;
             // The documents of a violated constraint are read again at every try. So its claim stays until it expires.
-            let is_violated = matches!(left, Err(PrepareError::Duplicates(_)));
-            if !is_violated || if_claimed == IfClaimed::Wait {
-                claims.release().await;
+            match (&left, if_claimed) {
+                (Err(PrepareError::Duplicates(_)), IfClaimed::Leave) => claims.leave().await,
+                _ => claims.release().await,
             }
             let left = left?;
             if left.is_empty() || if_claimed == IfClaimed::Leave {

@@ -2,6 +2,7 @@
 
 mod agreed;
 mod audited;
+mod broken_off;
 mod builders;
 mod clustered;
 mod collated;

@@ -58,7 +58,7 @@ impl ProxyCollection {
         let max_time = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
         // No field is read: a value may be text that isn't UTF-8, at which the driver fails.
         let command = rawdoc! {
-            "find": self.protected.name(), "projection": { "_id": 0, ABSENT_FIELD: 1 }, "limit": 1, "singleBatch": true,
+            "find": self.protected.name(), "projection": { "_id": 0, &*ABSENT_FIELD: 1 }, "limit": 1, "singleBatch": true,
             "readConcern": { "level": "linearizable" }, "maxTimeMS": max_time,
         };
         let confirmed = async {

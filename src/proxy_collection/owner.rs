@@ -4,8 +4,10 @@
 //! owner's `_id` but another key isn't the owner.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 
-use bson::raw::CStr;
+use bson::oid::ObjectId;
+use bson::raw::CString;
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -29,8 +31,11 @@ const ALONE_AT_ONCE: usize = 2;
 /// How many owners one look-up has at most, if each is looked up alone: all of them together must be found within the time limit.
 const ALONE_MAX: usize = 200;
 
-/// The name of a field that no document has.
-pub const ABSENT_FIELD: &CStr = cstr!("keyward_absent");
+/// The name of a field that no document has. It is another one in each process: a client can't give it to a document.
+pub static ABSENT_FIELD: LazyLock<CString> = LazyLock::new(|| {
+    // It has no zero byte.
+    CString::try_from(format!("keyward_absent_{}", ObjectId::new())).unwrap_or_else(|_| cstr!("keyward_absent").into())
+});
 
 impl Owner {
     /// The owner that `doc` is, in a collection with this shard key.
@@ -229,7 +234,7 @@ impl ProxyCollection {
     /// others behind it. This projection names one more, which no document has. So the second one of the same name is found.
     pub(super) fn projection_of_existing(&self, more: &[String]) -> Result<RawDocumentBuf, StoreError> {
         let mut projection = self.projection(more)?;
-        projection.append(ABSENT_FIELD, 1);
+        projection.append(&*ABSENT_FIELD, 1);
         Ok(projection)
     }
 

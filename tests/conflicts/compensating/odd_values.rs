@@ -195,12 +195,17 @@ async fn a_last_field_that_comes_twice_hides_no_key() {
     let client = keyward.client_without_retries().await;
     let user = doc! { "_id": 1, "region": "a", "name": "n", "email": "old" };
     run(&client, database, insert(vec![user], true)).await;
-    let twice = rawdoc! { "region": "a", "name": "n", "email": "a1", "email": "b1" };
-    // The query names no shard, so a transaction replaces the document.
-    let replace = rawdoc! { "q": { "name": "n" }, "u": twice };
-    let update = rawdoc! { "update": "users", "updates": [replace] };
-    let reply = client.database(database).run_raw_command(update).await.unwrap();
-    assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    for twice in [
+        rawdoc! { "region": "a", "name": "n", "email": "a1", "email": "b1" },
+        // A client can't know which field Keyward looks for in vain.
+        rawdoc! { "region": "a", "name": "n", "keyward_absent": 1, "email": "a1", "email": "b1" },
+    ] {
+        // The query names no shard, so a transaction replaces the document.
+        let replace = rawdoc! { "q": { "name": "n" }, "u": twice };
+        let update = rawdoc! { "update": "users", "updates": [replace] };
+        let reply = client.database(database).run_raw_command(update).await.unwrap();
+        assert_eq!(write_errors(&reply), [(0, 115)], "{reply}");
+    }
     // One that was written past Keyward.
     let past = cluster.client().database(database);
     let past = past.collection::<RawDocumentBuf>("users");

@@ -27,7 +27,7 @@ use crate::constraint::KeyError;
 use crate::proxy_collection::Fitting;
 use crate::raw::Doc;
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
-use crate::reservation::{Ended, Event, NotHeld, Token};
+use crate::reservation::{Ended, Event, NotHeld, Token, WriteId};
 
 pub use in_clients_transaction::insert_in_clients_transaction;
 use sent_documents::DocumentOutcome;
@@ -38,7 +38,8 @@ const SLICE: Fitting = Fitting {
     items: 2_000,
     bytes: 16 << 20,
 };
-/// If the keys of a document get too old to write with more often than this, Keyward refuses the document.
+/// If the keys of a document get too old to write with more often than this, Keyward refuses the document. As long as no document has its
+/// result, it refuses the command as a whole.
 const RESTARTS_MAX: u32 = 3;
 
 /// One `insert` in progress.
@@ -89,6 +90,8 @@ impl<'a> Insert<'a> {
                 self.release_all(&mut pending).await;
                 return Err(error);
             }
+            let positions = pending.iter().map(|candidate| candidate.position);
+            let conflicting = first_conflicting(&awaited, self.guard.id(), positions);
             let mut too_late = self.restart_expiring(&way, &mut pending);
             // If this fails or stops the command, it has released all keys of the others itself. They come first, as long as they are in time.
             let rest = self.try_ready(&way, &mut pending).await;
@@ -106,8 +109,6 @@ impl<'a> Insert<'a> {
                 self.release_all(&mut pending).await;
                 return Err(error);
             }
-            let own = self.guard.id();
-            let conflicting = awaited.into_iter().find(|conflicting| conflicting.write != own);
             if conflicting.is_some()
                 && self.time_left().is_some_and(|left| left.is_zero())
                 && let Err(error) = self.end_late(&mut pending, &way).await
@@ -360,7 +361,7 @@ impl<'a> Insert<'a> {
         Some(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits until the attempt of another write may be decided, if there is one. Those of the same command are decided by now.
+    /// Waits until the conflicting attempt may be decided, if there is one.
     async fn wait(&self, conflicting: Option<Token>, back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         if let Some(conflicting) = conflicting {
             let at_most = back_off.next();
@@ -369,6 +370,18 @@ impl<'a> Insert<'a> {
         }
         end_waits(pending);
     }
+}
+
+/// The first of the `awaited` attempts that isn't decided by the end of the round. Those of the command's own documents that are `pending` in
+/// it are. But one that is done already may have left keys that couldn't be released.
+fn first_conflicting(awaited: &[Token], own: WriteId, pending: impl Iterator<Item = usize>) -> Option<Token> {
+    let pending: HashSet<usize> = match awaited.iter().any(|token| token.write == own) {
+        true => pending.collect(),
+        false => HashSet::new(),
+    };
+    let is_pending = |token: &Token| usize::try_from(token.position).is_ok_and(|position| pending.contains(&position));
+    let mut awaited = awaited.iter().copied();
+    awaited.find(|token| token.write != own || !is_pending(token))
 }
 
 /// Whether another document holds a key of the candidate.
@@ -399,5 +412,30 @@ fn split_off_after_first<'a>(
     match pending.iter().position(is_it) {
         Some(first) => pending.split_off(first + 1),
         None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_documents_of_the_same_round_are_not_waited_for() {
+        let own = WriteId([1; 16]);
+        let token = |write: WriteId, position: u32| Token {
+            position,
+            ..Token::of(write)
+        };
+        let first = |awaited: &[Token]| first_conflicting(awaited, own, [0, 2].into_iter());
+        assert_eq!(first(&[]), None);
+        assert_eq!(first(&[token(own, 0), token(own, 2)]), None);
+        let done = token(own, 1);
+        assert_eq!(
+            first(&[token(own, 0), done]),
+            Some(done),
+            "its keys couldn't be released"
+        );
+        let other = token(WriteId([2; 16]), 0);
+        assert_eq!(first(&[token(own, 0), other, done]), Some(other));
     }
 }

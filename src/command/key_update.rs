@@ -19,6 +19,9 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 /// Keyward doesn't pin a larger statement to the values that it replaces: they might not fit into its command. The server
 /// accepts a command of 16 MiB and a little more.
 const STATEMENT_BYTES_MAX: usize = 16_000_000;
+/// The most parts of a path that Keyward sets itself. A server refuses documents that are about twice as deep. It answers a statement with a
+/// longer path.
+const PATH_DEPTH_MAX: usize = 100;
 
 /// The effect on the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -313,10 +316,12 @@ fn new_value<'a>(operator: &[u8], operand: Element<'a>) -> Option<NewValue<'a>> 
     }
 }
 
-/// Whether every part of the path is a field's name in any document.
+/// Whether every part of the path is a field's name in any document, and the path isn't too deep for one.
 fn is_plain_path(path: &[u8]) -> bool {
-    path.split(|byte| *byte == b'.')
-        .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
+    path.iter().filter(|byte| **byte == b'.').count() < PATH_DEPTH_MAX
+        && path
+            .split(|byte| *byte == b'.')
+            .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
 }
 
 /// Whether setting `changed` sets the whole value at `path`, or nothing of it. An embedded document's value depends on the
@@ -326,7 +331,7 @@ fn is_whole(changed: &[u8], path: &[u8]) -> bool {
     !overlap(changed, path) || names(changed) <= names(path)
 }
 
-/// `document` with the field at `path` set to `value`, or without that field.
+/// `document` with the field at `path` set to `value`, or without that field. It calls itself for each part of the path.
 pub fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Result<Vec<u8>, Malformed> {
     let (first, rest) = match path.iter().position(|byte| *byte == b'.') {
         Some(dot) => (&path[..dot], Some(&path[dot + 1..])),
@@ -444,6 +449,9 @@ mod tests {
         for path in ["t.0", "t.$", "t.$[]", "t.$[e].x", "a..b", ""] {
             assert!(!is_plain_path(path.as_bytes()), "{path}");
         }
+        let of = |parts: usize| vec!["x"; parts].join(".");
+        assert!(is_plain_path(of(PATH_DEPTH_MAX).as_bytes()));
+        assert!(!is_plain_path(of(PATH_DEPTH_MAX + 1).as_bytes()));
         assert!(is_whole(b"c", b"c.d"));
         assert!(is_whole(b"c.d", b"c.d"));
         assert!(is_whole(b"c.e", b"c.d"));

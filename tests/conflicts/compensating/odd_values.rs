@@ -220,6 +220,28 @@ async fn a_last_field_that_comes_twice_hides_no_key() {
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
 }
 
+/// No document is that deep. The path is in a condition of an upsert, whose document Keyward makes itself where it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_of_very_many_parts_is_the_servers_to_answer() {
+    let database = "deep_path";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    for parts in [90, 150, 250, 100_000] {
+        let path = vec!["x"; parts].join(".");
+        let upsert = |id: i32| {
+            let query = doc! { "_id": id, "region": "a", &path: 1 };
+            let statement = doc! { "q": query, "u": { "$set": { "email": id } }, "upsert": true };
+            doc! { "update": "users", "updates": [statement] }
+        };
+        let part = i32::try_from(parts).unwrap();
+        let expected = run(&cluster.client(), database, upsert(-part)).await;
+        let reply = run(&client, database, upsert(part)).await;
+        assert_eq!(write_errors(&reply), write_errors(&expected), "{parts} parts");
+        assert_eq!(reply.get_i32("n").ok(), expected.get_i32("n").ok(), "{parts} parts");
+    }
+}
+
 /// They are older than the constraint, or were written past Keyward. No condition on what Keyward reads of them would hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retryable_statement_about_a_document_with_a_field_twice_is_refused_at_once() {

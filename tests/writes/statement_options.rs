@@ -235,6 +235,33 @@ async fn chance_decides_once_in_strict_mode() {
     chance_decides_once(&ReplicaSet::shared().uri(), "chance_once").await;
 }
 
+/// The server draws again: it may insert a document beside those that Keyward has read.
+#[tokio::test]
+async fn an_upsert_by_chance_keeps_the_reservations_of_what_it_passes_over() {
+    let (database, cluster) = ("upsert_by_chance", Cluster::shared());
+    let constraint = format!("  - {{ collection: {database}.lots, key: {{ n: 1 }} }}\n");
+    let keyward = Keyward::start(&cluster.uri(), &constraint);
+    let client = keyward.client().await;
+    let lots: Vec<Document> = (1..3).map(|n| doc! { "_id": n, "n": n }).collect();
+    run(&client, database, doc! { "insert": "lots", "documents": lots }).await;
+    for _ in 0..60 {
+        // With a hint, the server is asked by the whole query.
+        let statement = doc! {
+            "q": { "$sampleRate": 0.5 }, "u": { "$inc": { "n": 1_000 } }, "multi": true, "upsert": true, "hint": { "_id": 1 },
+        };
+        let reply = run(&client, database, doc! { "update": "lots", "updates": [statement] }).await;
+        if let Ok(errors) = reply.get_array("writeErrors") {
+            assert_eq!(
+                errors[0].as_document().unwrap().get_i32("code").ok(),
+                Some(11_000),
+                "{reply}"
+            );
+        }
+        let held = values(&client, database, "lots", "n").await;
+        assert_eq!(values(&client, database, "keyward.lots.n_1", "_id.k.n").await, held);
+    }
+}
+
 /// All that stands at `path`.
 async fn values(client: &Client, database: &str, collection: &str, path: &str) -> Vec<Bson> {
     let collection = client.database(database).collection::<Document>(collection);

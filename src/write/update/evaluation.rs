@@ -56,9 +56,10 @@ impl Statement<'_> {
         }
         let affected = usize::try_from(documents_affected(outcome)?).unwrap_or(0);
         let inserted = upserted_id(outcome)?.map(id_document);
-        let has_read_nothing = selected.before.is_empty() && inserted.is_none();
-        if has_read_nothing && affected > 0 {
-            // The statement has changed documents that Keyward hasn't read.
+        // The statement has changed documents that Keyward hasn't read, or has inserted one beside those that it has. By chance (`$sampleRate`) a
+        // query may match documents once and not again.
+        let is_unread = selected.before.is_empty() && inserted.is_none() && affected > 0;
+        if is_unread || inserted.is_some() && !selected.before.is_empty() {
             transaction.abort(op.upstream).await?;
             return Err(Failure::ErrorReply(ErrorReply::transient()));
         }

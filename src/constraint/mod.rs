@@ -47,6 +47,10 @@ use self::spec::KeyField;
 /// If a document has more keys than this, each further key's spare memory is freed: there may be a million keys.
 const FEW: usize = 16;
 
+/// The most bytes that the canonical forms of one document's keys have together. A key of several fields repeats their values for each element of
+/// an array, so without a limit one document could take all memory.
+const KEY_BYTES_MAX: usize = 128 << 20;
+
 /// The prefix of the names of proxy collections.
 pub const PROXY_PREFIX: &str = "keyward.";
 
@@ -111,6 +115,13 @@ pub enum KeyError {
         constraint: String,
         /// Why.
         reason: Uncollatable,
+    },
+    /// The keys of the document have more than 128 MiB together. This is Keyward's own refusal: a server accepts as much as its cache
+    /// holds.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    TooLarge {
+        /// The constraint's name.
+        constraint: String,
     },
     /// The document isn't BSON, or is nested deeper than the server allows.
     #[error(transparent)]
@@ -242,12 +253,18 @@ impl Constraint {
         {
             return Ok(Vec::new());
         }
-        let mut drafts = Vec::new();
+        let (mut drafts, mut bytes) = (Vec::new(), 0);
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.spec.sparse, document, &mut |values| {
             let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
             if drafts.len() >= FEW {
                 draft.shrink();
+            }
+            bytes += draft.canonical().len();
+            if bytes > KEY_BYTES_MAX {
+                return Err(KeyError::TooLarge {
+                    constraint: self.name.clone(),
+                });
             }
             drafts.push(draft);
             Ok(())
@@ -395,9 +412,10 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => code::CANNOT_INDEX_PARALLEL_ARRAYS,
             KeyError::AmbiguousField { .. } => code::AMBIGUOUS_FIELD,
-            KeyError::FilledIn { .. } | KeyError::Repeated { .. } | KeyError::Uncollatable { .. } => {
-                code::COMMAND_NOT_SUPPORTED
-            }
+            KeyError::FilledIn { .. }
+            | KeyError::Repeated { .. }
+            | KeyError::Uncollatable { .. }
+            | KeyError::TooLarge { .. } => code::COMMAND_NOT_SUPPORTED,
             KeyError::Malformed(_) => code::INVALID_BSON,
         }
     }
@@ -426,6 +444,11 @@ impl KeyError {
             KeyError::Uncollatable { constraint, reason } => format!(
                 "Keyward can't be sure to compare a value as the server does under the collation of unique constraint \
                  {constraint}: {reason}"
+            )
+            .into_bytes(),
+            KeyError::TooLarge { constraint } => format!(
+                "Keyward can't reserve the keys of unique constraint {constraint}: together they are larger than 128 MiB, because each \
+                 element of an array has a key with all other fields of the index; shorten the array or those fields"
             )
             .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),

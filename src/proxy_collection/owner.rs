@@ -17,7 +17,7 @@ use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
-use crate::constraint::{Key, id_identity, root_of};
+use crate::constraint::{Key, KeyError, id_identity, root_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
@@ -242,9 +242,15 @@ impl ProxyCollection {
         let mut keys = HashSet::new();
         for document in documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
-            // A document that the constraint can't index (parallel arrays, for example) was written past it and holds no
-            // key.
-            keys.extend(self.constraint.keys(document).unwrap_or_default());
+            match self.constraint.keys(document) {
+                Ok(held) => keys.extend(held),
+                // Which of its keys are reserved isn't known.
+                Err(KeyError::TooLarge { .. }) => {
+                    return Err(StoreError::Unexpected("a document with more than 128 MiB of keys"));
+                }
+                // A document that the constraint can't index (parallel arrays, for example) was written past it and holds no key.
+                Err(_) => {}
+            }
         }
         Ok(keys)
     }

@@ -65,6 +65,17 @@ fn arrays_give_a_key_for_each_element_in_index_order() {
 }
 
 #[test]
+fn a_document_with_too_large_keys_is_refused() {
+    let pairs = on(doc! { "tags": 1, "text": 1 });
+    let text = "x".repeat(16 << 20);
+    let of = |tags: i32| keys(&pairs, doc! { "tags": (0..tags).collect::<Vec<_>>(), "text": &text });
+    assert_eq!(of(7).unwrap().len(), 7);
+    let refused = of(9).unwrap_err();
+    assert_eq!(refused.code(), 115);
+    assert!(refused.to_string().contains("tags_1_text_1"), "{refused}");
+}
+
+#[test]
 fn numeric_components_are_positions_or_names() {
     let first = on(doc! { "a.0": 1 });
     assert_eq!(keys(&first, doc! { "a": [7, 8] }).unwrap(), [doc! { "a.0": 7 }]);

@@ -112,6 +112,11 @@ impl RequestContext {
         self.transaction.filter(|_| self.edge == Some(Edge::Start))
     }
 
+    /// The transaction that it aborts.
+    pub fn aborts(&self) -> Option<TransactionId> {
+        self.transaction.filter(|_| self.edge == Some(Edge::Abort))
+    }
+
     /// Whether a driver sends it again if it gets no reply: a write outside transactions.
     pub fn is_retryable_write(&self) -> bool {
         self.has_number && !self.is_in_transaction

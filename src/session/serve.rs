@@ -176,6 +176,9 @@ fn note_transaction(context: &RequestContext, service: &Service, is_authenticate
     if let Some(transaction) = context.begins() {
         service.writes.transactions.begin(transaction, is_authenticated);
     }
+    if let Some(transaction) = context.aborts() {
+        service.writes.transactions.note_aborted(transaction);
+    }
 }
 
 /// The trace span of a message; none for a handshake.

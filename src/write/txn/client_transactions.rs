@@ -10,6 +10,7 @@
 //!   documents is about to start ([`ClientTransactions::refuse_older`]).
 //! - A transaction whose start this process hasn't seen is unseen. Keyward writes nothing protected in it, and forwards its
 //!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
+//! - A transaction that the client aborts here is unseen from then on: its number may start again elsewhere, because a server lets it.
 //! - A start counts once the server has carried it out. If the server refuses it, a transaction with the same number may be open that
 //!   began elsewhere, and stays open.
 
@@ -92,7 +93,7 @@ struct SeenTransaction {
     is_doomed: bool,
     /// Whether the server has carried out the command that starts it.
     is_started: bool,
-    /// Whether its commit came before its start.
+    /// Whether its commit came before its start, or it was aborted: with its number, a transaction may be open that began elsewhere.
     is_unseen: bool,
     is_committed: bool,
     /// How often the constraints had changed when the transaction began.
@@ -232,6 +233,11 @@ impl ClientTransactions {
     /// Prevents further writes in a transaction whose commit came before its start.
     fn shut_out(&self, id: TransactionId) {
         self.begin(id, true);
+        self.note_aborted(id);
+    }
+
+    /// Notes that the client aborts the transaction: nothing more is written in it here, and its commit is looked at anew.
+    pub fn note_aborted(&self, id: TransactionId) {
         if let Some(mut seen) = self.by_session.get_mut(&id.session)
             && seen.number == id.number
         {

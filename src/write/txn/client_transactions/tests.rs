@@ -47,6 +47,24 @@ fn a_transaction_is_committed_once_all_of_it_is_at_its_end() {
     assert_eq!(transactions.enter(id(1), false).unwrap_err(), WriteRefusal::Committed);
 }
 
+/// A server lets the number of an aborted transaction start again, also through another Keyward.
+#[test]
+fn an_aborted_transaction_is_not_committed_unseen() {
+    let transactions = ClientTransactions::default();
+    transactions.note_aborted(id(1));
+    start(&transactions, id(1));
+    assert!(
+        transactions.go_on(id(1), false).is_ok(),
+        "no transaction was aborted before"
+    );
+    transactions.note_aborted(id(2));
+    assert!(transactions.go_on(id(1), false).is_ok(), "that was another one");
+    transactions.note_aborted(id(1));
+    let refused = transactions.enter(id(1), false).unwrap_err();
+    assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
+    assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
+}
+
 #[test]
 fn nothing_is_written_behind_a_commit_that_came_first() {
     let transactions = ClientTransactions::default();

@@ -19,7 +19,7 @@ use crate::proxy_collection::{Fitting, Owner, ProxyCollection, Refused, key_filt
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::server::code::DUPLICATE_KEY;
-use crate::server::reply::{documents_affected, write_errors};
+use crate::server::reply::{StatementError, documents_affected, write_errors};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -119,7 +119,8 @@ impl ReservationDiff {
             let mut first = 0;
             for reservations in COMMAND_MAX.parts(&reservations, Vec::len) {
                 let reply = run_part(proxy, ("insert", "documents"), reservations, transaction, upstream).await?;
-                let refused = proxy.note_refused(&write_errors(Doc::new(&reply)?)?);
+                let errors = write_errors(Doc::new(&reply)?)?;
+                let refused = proxy.note_refused(&errors);
                 if refused != Refused::No {
                     transaction.abort(upstream).await?;
                     return Err(Failure::ErrorReply(
@@ -132,12 +133,16 @@ impl ReservationDiff {
                         },
                     ));
                 }
-                if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
+                if let Some(index) = duplicate_index(&errors) {
                     let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
                     return Ok(Some(ReservationConflict {
                         key: (*key).clone(),
                         owner: (*owner).clone(),
                     }));
+                }
+                if let Some(error) = errors.first() {
+                    transaction.abort(upstream).await?;
+                    return Err(Failure::ErrorReply(ErrorReply::of_part(error.body)?));
                 }
                 first += reservations.len();
             }
@@ -221,8 +226,7 @@ fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
 }
 
 /// The position of a batch's duplicate, if there is one.
-fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
-    let errors = write_errors(reply)?;
+fn duplicate_index(errors: &[StatementError<'_>]) -> Option<usize> {
     let duplicate = errors.iter().find(|error| error.code == DUPLICATE_KEY);
-    Ok(duplicate.and_then(|error| error.index))
+    duplicate.and_then(|error| error.index)
 }

@@ -51,19 +51,26 @@ pub async fn bulk_write(
         let run = next..bulk.end_of_run(next);
         let form = bulk.operations[next].form;
         // In a client's transaction only the commit counts.
-        let part = match bulk.in_transaction || upstream.is_permitted_to_write() {
+        let others_have_results = reply.has_results() && !bulk.in_transaction;
+        // With the number of operations whose outcome it may leave open.
+        let (part, unknown) = match bulk.in_transaction || upstream.is_permitted_to_write() {
             true => {
                 let body = client_body::of_operations(bulk, run.clone(), time_ms)?;
-                part(context, &bulk.operations[run.clone()], catalog, &body, upstream).await?
+                let operations = &bulk.operations[run.clone()];
+                let part = part(context, operations, others_have_results, catalog, &body, upstream).await?;
+                (part, run.len())
             }
-            false => WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()),
+            false => (
+                WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()),
+                0,
+            ),
         };
         let answer = Doc::new(&part)?;
         // The first error ends a transaction, and so the command, whether ordered or unordered.
         let stops = bulk.ordered || bulk.in_transaction;
         match is_ok(answer)? {
             true => reply.add(form, next, run.len(), stops, answer)?,
-            false if bulk.in_transaction || !reply.has_results() || !loses_results(answer, run.len(), terms)? => {
+            false if !others_have_results || !loses_results(answer, unknown, terms)? => {
                 return end(bulk, next, part, upstream).await;
             }
             false => reply.fail(form, next, run.len(), stops, answer)?,
@@ -95,6 +102,7 @@ async fn end(
 async fn part(
     context: &Context,
     operations: &[BulkOperation<'_>],
+    others_have_results: bool,
     catalog: &Arc<Catalog>,
     body: &[u8],
     upstream: &mut Connection,
@@ -116,7 +124,9 @@ async fn part(
         | Verdict::Merge(_) => Plan::Forward,
     };
     match plan {
-        Plan::Command(plan) => command::carry_out_command(&plan, &message, context, upstream).await,
+        Plan::Command(plan) => {
+            command::carry_out_command(&plan, &message, others_have_results, context, upstream).await
+        }
         // An insert, an update or a delete has no other plan.
         _ => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
     }

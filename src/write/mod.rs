@@ -129,7 +129,7 @@ async fn carry_out(
 ) -> Result<Served, ForwardError> {
     let reply = match plan {
         Plan::Forward => return Ok(Served::Untouched),
-        Plan::Command(plan) => command::carry_out_command(&plan, message, context, upstream).await?,
+        Plan::Command(plan) => command::carry_out_command(&plan, message, false, context, upstream).await?,
         Plan::Bulk(Ok(bulk), catalog) => bulk::bulk_write(context, &bulk, &catalog, upstream).await?,
         Plan::Bulk(Err(refusal), _) => refusal.body(&Times::default()),
         Plan::Drop(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,

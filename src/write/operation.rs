@@ -48,6 +48,8 @@ pub struct WriteOp<'a> {
     /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`](super::context::TIME_MAX) from the start of the
     /// statement.
     pub deadline: Instant,
+    /// Whether other parts of the client's command have results, which a refusal of this whole part would hide.
+    pub others_have_results: bool,
     /// Whether Keyward has found during this command that the collection exists.
     pub has_checked_collection: bool,
     /// The client's upstream connection; nothing else uses it meanwhile.
@@ -55,11 +57,12 @@ pub struct WriteOp<'a> {
 }
 
 impl<'a> WriteOp<'a> {
-    /// Starts the operation of `command`; its time runs from now.
+    /// Starts the operation of `command`, which may be a part of the client's; its time runs from now.
     pub fn new(
         context: &'a Context,
         protected: &'a Protected,
         command: &'a BatchCommand<'a>,
+        others_have_results: bool,
         upstream: &'a mut Connection,
     ) -> WriteOp<'a> {
         let now = Instant::now();
@@ -70,6 +73,7 @@ impl<'a> WriteOp<'a> {
             command,
             client_deadline,
             deadline: now,
+            others_have_results,
             has_checked_collection: false,
             upstream,
         };

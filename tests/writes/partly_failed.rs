@@ -1,6 +1,6 @@
 //! Commands of which one part fails as a whole, or is late for its write concern: the client gets the results of the other parts.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bson::spec::BinarySubtype;
 use bson::{Binary, Document, doc};
@@ -166,6 +166,47 @@ fn an_operation_of_a_bulk_write_that_fails_leaves_the_others_their_results() {
     let entries = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
     let failed = doc! { "ok": 0.0, "idx": 1, "code": 8, "errmsg": "no more", "n": 0, "nModified": 0 };
     assert_eq!(entries[1].as_document().unwrap(), &failed, "{reply}");
+}
+
+/// Without a number, no driver sends the command again.
+#[test]
+fn a_part_of_a_bulk_write_that_keyward_refuses_leaves_the_others_their_results() {
+    static FAILS: AtomicBool = AtomicBool::new(false);
+    let database = "partly_refused";
+    let namespace = format!("{database}.users");
+    let cluster = Cluster::shared();
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let upstream = Altering::replies(cluster.router_address(), |request, reply| {
+        let is_of_reservations = |field| request.get_str(field).is_ok_and(|own| own == "keyward.users.email_1");
+        let is_here = request.get_str("$db").is_ok_and(|name| name == "partly_refused");
+        if is_here && ["insert", "find"].into_iter().any(is_of_reservations) && FAILS.load(Ordering::Relaxed) {
+            *reply = failed();
+        }
+    });
+    let email = format!("  - {{ collection: {namespace}, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let keyward = Keyward::start(&upstream.uri(), &email);
+    send(&keyward.address, database, insert(vec![user(1)])).unwrap();
+    FAILS.store(true, Ordering::Relaxed);
+    let place = doc! { "_id": 1, "region": "z" };
+    let update = doc! { "update": 0, "filter": &place, "updateMods": { "$set": { "n": 1 } } };
+    let insert = |id| doc! { "insert": 0, "document": user(id) };
+    let bulk = |ordered: bool| {
+        let operations = vec![update.clone(), insert(2), insert(3), update.clone()];
+        doc! { "bulkWrite": 1, "ops": operations, "nsInfo": [{ "ns": &namespace }], "ordered": ordered }
+    };
+    for (ordered, expected) in [(true, vec![1]), (false, vec![1, 2])] {
+        let reply = send(&keyward.address, "admin", bulk(ordered)).unwrap();
+        assert_eq!(
+            reply.get_i32("nMatched").ok(),
+            Some(if ordered { 1 } else { 2 }),
+            "{reply}"
+        );
+        let entries = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        let entries = entries.iter().map(|entry| entry.as_document().unwrap());
+        let refused = entries.filter(|entry| entry.get_i32("code").is_ok_and(|code| code == 6));
+        let refused: Vec<i32> = refused.map(|entry| entry.get_i32("idx").unwrap()).collect();
+        assert_eq!(refused, expected, "{reply}");
+    }
 }
 
 /// The label lets the driver send the command again, though another part came later.

@@ -67,7 +67,7 @@ impl Insert<'_> {
         let has_result = |outcome: &DocumentOutcome| {
             matches!(outcome, DocumentOutcome::Applied | DocumentOutcome::NotApplied(Some(_)))
         };
-        let has_results = self.reply.has_results() || sent.outcomes.iter().any(has_result);
+        let has_results = self.has_results() || sent.outcomes.iter().any(has_result);
         let is_of_each = |refusal: &&WriteRefusal| refusal.is_of_one_statement(has_results);
         if let Some(refusal) = sent.refusal.as_ref().filter(is_of_each) {
             return Ok(Some(WriteError::refused(refusal)));
@@ -116,9 +116,14 @@ impl Insert<'_> {
         self.reply.error(position, error);
     }
 
+    /// Whether documents of the client's command have results.
+    fn has_results(&self) -> bool {
+        self.reply.has_results() || self.op.others_have_results
+    }
+
     /// Refuses one document, or the command as a whole if that loses no results.
     pub(super) fn refuse_one(&mut self, position: usize, refusal: &WriteRefusal) {
-        match refusal.is_of_one_statement(self.reply.has_results()) {
+        match refusal.is_of_one_statement(self.has_results()) {
             true => self.error(position, WriteError::refused(refusal)),
             false => self.refuse(refusal),
         }

@@ -228,7 +228,7 @@ impl<'a> Modify<'_, 'a> {
     /// statements would be lost.
     fn fail(&mut self, positions: Range<usize>, body: Vec<u8>) -> Result<(), Malformed> {
         let failed = Doc::new(&body)?;
-        let has_others = self.reply.has_results() && !self.reply.is_in_transaction();
+        let has_others = self.has_results() && !self.reply.is_in_transaction();
         if !has_others || !loses_results(failed, positions.len(), self.op.terms())? {
             self.failed = Some(body);
             return Ok(());
@@ -240,9 +240,14 @@ impl<'a> Modify<'_, 'a> {
         Ok(())
     }
 
+    /// Whether statements of the client's command have results.
+    fn has_results(&self) -> bool {
+        self.reply.has_results() || self.op.others_have_results
+    }
+
     /// Whether the refusal is an error of its statement, so that the results of the others reach the client.
     fn is_of_one_statement(&self, refusal: &WriteRefusal) -> bool {
-        let has_results = self.reply.has_results();
+        let has_results = self.has_results();
         // No driver sends a command again after this error. At the client's own limit, the whole command fails, as on a server.
         let is_own_limit = *refusal == WriteRefusal::TimeLimit && self.op.client_deadline.is_none();
         refusal.is_of_one_statement(has_results) || is_own_limit && has_results

@@ -5,13 +5,15 @@
 
 use std::slice;
 
+use bson::spec::ElementType;
+
 use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
 use super::result::Evaluation;
 use super::routed::AtOwner;
 use crate::catalog::Protected;
 use crate::command::affected_keys::names_matched_position_in;
-use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
+use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::key_update::names_a_position;
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
@@ -22,6 +24,8 @@ use crate::write::txn::{Failure, Transaction};
 
 /// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
 const COMPARED_BYTES_MAX: usize = 1 << 20;
+/// The most `_id`s of a statement that a new document may get: real statements name one or two.
+const NAMED_IDS_MAX: usize = 100;
 
 /// Whether documents are where Keyward expects them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,7 +156,7 @@ impl Statement<'_> {
             && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX))
     }
 
-    /// The documents with the `_id` that an upsert gives a new document, on all shards. Only for an upsert that selects none, and whose query
+    /// The documents with an `_id` that an upsert may give a new document, on all shards. Only for an upsert that selects none, and whose query
     /// doesn't determine the shard of a new one: the read of the new document then finds these, too.
     async fn beside_inserted(
         self,
@@ -169,12 +173,12 @@ impl Statement<'_> {
         if !protected.is_collated && self.inserts_at(protected)?.is_some() {
             return Ok(Vec::new());
         }
-        let asked_for = equality(self.query()?.unwrap_or(Doc::empty()), "_id")?;
-        let Some(id) = asked_for.or(id_in_update(self)?) else {
+        let ids = named_ids(self)?;
+        if ids.is_empty() {
             return Ok(Vec::new());
-        };
-        let id = id_document(Element { name: b"_id", ..id });
-        document_keys::read_these(protected, &[&id], self.under(None)?, transaction, op.upstream).await
+        }
+        let ids: Vec<&[u8]> = ids.iter().map(Vec::as_slice).collect();
+        document_keys::read_these(protected, &ids, self.under(None)?, transaction, op.upstream).await
     }
 
     /// Whether the `_id`s of the selected documents can stand for the query.
@@ -280,20 +284,56 @@ impl Statement<'_> {
     }
 }
 
-/// The `_id` that the update itself gives a new document.
-fn id_in_update(statement: Statement<'_>) -> Result<Option<Element<'_>>, Malformed> {
-    if let Some(replacement) = statement.replacement()? {
-        return replacement.get("_id");
-    }
-    let update = statement.update()?.map(|update| update.as_document()).transpose()?;
-    for operator in ["$setOnInsert", "$set"] {
-        let fields = update.flatten().map(|update| update.nested(operator)).transpose()?;
-        let id = fields.flatten().map(|fields| fields.get("_id")).transpose()?;
-        if let Some(id) = id.flatten() {
-            return Ok(Some(id));
+/// The `_id`s that a statement names anywhere, each as a document `{_id}`. Unless an expression computes the `_id` of a new document, it is among
+/// these.
+fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
+    let update = statement.update()?.map(|update| update.as_document_or_array());
+    let mut left: Vec<Doc<'_>> = [statement.query()?, update.transpose()?.flatten()]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut ids = Vec::new();
+    while let Some(document) = left.pop() {
+        for element in document.elements() {
+            let element = element?;
+            let nested = element.as_document_or_array()?;
+            left.extend(nested);
+            if element.name != b"_id" {
+                continue;
+            }
+            ids.push(element);
+            for operator in nested.into_iter().flat_map(Doc::elements) {
+                let operator = operator?;
+                match (operator.name, operator.as_document_or_array()?) {
+                    (b"$eq" | b"$literal", _) => ids.push(operator),
+                    (b"$in", Some(values)) => {
+                        for value in values.elements().take(NAMED_IDS_MAX) {
+                            ids.push(value?);
+                        }
+                    }
+                    _ => {}
+                }
+            }
         }
     }
-    Ok(None)
+    let mut named = Vec::new();
+    for id in ids {
+        let first = id.as_document_or_array()?.and_then(|nested| nested.elements().next());
+        let is_expression = first.transpose()?.is_some_and(|first| first.name.starts_with(b"$"));
+        if can_be_id(id.kind) && !is_expression {
+            named.push(id_document(Element { name: b"_id", ..id }));
+        }
+    }
+    named.truncate(NAMED_IDS_MAX);
+    Ok(named)
+}
+
+/// Whether the server accepts an `_id` of this type.
+fn can_be_id(kind: ElementType) -> bool {
+    !matches!(
+        kind,
+        ElementType::Array | ElementType::RegularExpression | ElementType::Undefined
+    )
 }
 
 /// A query, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the

@@ -54,7 +54,7 @@ async fn an_upsert_leaves_another_document_with_the_same_id_alone() {
     assert_agreement(cluster, database, "email").await;
 }
 
-/// Only the update has the `_id` of the new document. Keyward took the other document for a new one, and tried until the time was up.
+/// The query doesn't have the `_id` of the new document at its top. Keyward took the other document for a new one, and tried until the time was up.
 #[tokio::test]
 async fn an_upsert_that_gives_the_id_leaves_another_document_with_it_alone() {
     let database = "same_id_given";
@@ -62,20 +62,43 @@ async fn an_upsert_that_gives_the_id_leaves_another_document_with_it_alone() {
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     run(&client, database, insert(vec![user("z", "z@x")], true)).await;
-    let updates = [
-        doc! { "$setOnInsert": { "_id": 1 }, "$set": { "name": "a" } },
-        doc! { "$set": { "_id": 1, "name": "b" } },
-        doc! { "_id": 1, "region": "a", "email": "c@x" },
+    let none = || doc! {};
+    let updates: [(Document, Bson); 8] = [
+        (
+            none(),
+            doc! { "$setOnInsert": { "_id": 1 }, "$set": { "name": "a" } }.into(),
+        ),
+        (none(), doc! { "$set": { "_id": 1, "name": "b" } }.into()),
+        (none(), doc! { "_id": 1, "region": "a", "email": "c@x" }.into()),
+        (doc! { "$and": [{ "_id": 1 }] }, doc! { "$set": { "name": "d" } }.into()),
+        (doc! { "_id": { "$in": [1] } }, doc! { "$set": { "name": "e" } }.into()),
+        (
+            doc! { "$and": [{ "_id": { "$eq": 1 } }] },
+            doc! { "$set": { "name": "f" } }.into(),
+        ),
+        (
+            none(),
+            vec![doc! { "$replaceWith": { "_id": 1, "region": "a", "email": "g@x" } }].into(),
+        ),
+        (
+            none(),
+            vec![doc! { "$set": { "_id": { "$literal": 1 }, "region": "a" } }].into(),
+        ),
     ];
-    for (number, update) in updates.into_iter().enumerate() {
-        let q = doc! { "region": { "$in": ["a"] }, "email": format!("{number}@x") };
-        let upsert = doc! { "q": q, "u": update, "upsert": true };
+    for (number, (more, update)) in updates.into_iter().enumerate() {
+        let mut q = doc! { "region": { "$in": ["a"] }, "email": format!("{number}@x") };
+        q.extend(more);
+        let upsert = doc! { "q": q, "u": &update, "upsert": true };
         let command = doc! { "update": "users", "updates": [upsert], "maxTimeMS": 20_000 };
         let reply = run(&client, database, command).await;
-        assert!(reply.contains_key("upserted"), "{reply}");
+        assert!(reply.contains_key("upserted"), "{update}: {reply}");
         assert_agreement(cluster, database, "email").await;
         let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
-        assert_eq!(run(&client, database, delete).await.get_i32("n").ok(), Some(1));
+        assert_eq!(
+            run(&client, database, delete).await.get_i32("n").ok(),
+            Some(1),
+            "{update}"
+        );
     }
     assert_agreement(cluster, database, "email").await;
 }

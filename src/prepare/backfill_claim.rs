@@ -85,7 +85,7 @@ impl BackfillClaims {
         self.leave_for(Duration::ZERO).await;
     }
 
-    /// Leaves all claims to nobody until they expire: this Keyward waits for them like any other.
+    /// Leaves all claims as they are until they expire, without an owner: this Keyward waits for them like any other.
     pub(super) async fn leave(&self) {
         self.leave_for(term()).await;
     }

@@ -244,7 +244,7 @@ impl ProxyCollection {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
             match self.constraint.keys(document) {
                 Ok(held) => keys.extend(held),
-                // Which of its keys are reserved isn't known.
+                // Some of its keys may be reserved.
                 Err(KeyError::TooLarge { .. }) => {
                     return Err(StoreError::Unexpected("a document with more than 128 MiB of keys"));
                 }

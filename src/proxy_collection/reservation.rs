@@ -120,7 +120,7 @@ impl PartialEq for Owner {
 
 /// Whether the server finds a document by either of these shard keys on the same shard. Under a hashed shard key a Decimal128 with a
 /// fraction is on another shard than an equal double.
-fn is_same_place(one: &RawDocument, other: &RawDocument) -> bool {
+fn is_same_place<'r>(one: &'r RawDocument, other: &'r RawDocument) -> bool {
     let is_plain = |value: &RawBsonRef<'_>| {
         use ElementType::{Array, Decimal128, EmbeddedDocument};
         !matches!(value.element_type(), Array | Decimal128 | EmbeddedDocument)
@@ -128,9 +128,14 @@ fn is_same_place(one: &RawDocument, other: &RawDocument) -> bool {
     let is_same = |one: RawBsonRef<'_>, other: RawBsonRef<'_>| {
         one == other || is_plain(&one) && is_plain(&other) && id_identity(&one.into()) == id_identity(&other.into())
     };
-    let mut pairs = one.iter().flatten().zip(other.iter().flatten());
-    one.iter().count() == other.iter().count()
-        && pairs.all(|((path, one), (same_path, other))| path == same_path && is_same(one, other))
+    // A value that can't be read, because it isn't UTF-8, is another one: its bytes differ.
+    let values = |route: &'r RawDocument| route.iter().collect::<Result<Vec<_>, _>>().ok();
+    let (Some(one), Some(other)) = (values(one), values(other)) else {
+        return false;
+    };
+    let mut pairs = one.iter().zip(&other);
+    one.len() == other.len()
+        && pairs.all(|((path, one), (same_path, other))| path == same_path && is_same(*one, *other))
 }
 
 /// The document that reserves `key` for `owner`, by insert or replacement. Its lease is `lease` if it is in flight.
@@ -239,6 +244,14 @@ mod tests {
         assert_ne!(at(rawdoc! { "a": 1 }), at(rawdoc! { "a": 1, "b": 1 }));
         assert_ne!(at(rawdoc! { "a": 2.5 }), at(rawdoc! { "a": decimal }));
         assert_eq!(at(rawdoc! { "a": decimal }), at(rawdoc! { "a": decimal }));
+        let text = |bytes: &[u8]| {
+            let mut route = Builder::new();
+            route.string("a", bytes);
+            at(RawDocumentBuf::from_bytes(route.finish()).unwrap())
+        };
+        assert_eq!(text(b"\xff"), text(b"\xff"));
+        assert_ne!(text(b"\xff"), text(b"\xfe"));
+        assert_ne!(text(b"\xff"), text(b"a"));
         let unsharded = Owner {
             id: RawBson::Int32(1),
             route: None,

@@ -50,9 +50,8 @@ pub async fn bulk_write(
         }
         let run = next..bulk.end_of_run(next);
         let form = bulk.operations[next].form;
-        // In a client's transaction only the commit counts.
         let others_have_results = reply.has_results() && !bulk.in_transaction;
-        // With the number of operations whose outcome it may leave open.
+        // In a client's transaction only the commit counts. With the reply comes the number of operations whose outcome it may leave open.
         let (part, unknown) = match bulk.in_transaction || upstream.is_permitted_to_write() {
             true => {
                 let body = client_body::of_operations(bulk, run.clone(), time_ms)?;

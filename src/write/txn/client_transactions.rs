@@ -236,7 +236,7 @@ impl ClientTransactions {
         self.note_aborted(id);
     }
 
-    /// Notes that the client aborts the transaction: nothing more is written in it here, and its commit is looked at anew.
+    /// Notes that the client aborts the transaction: nothing more is written in it here, and a commit counts as unseen.
     pub fn note_aborted(&self, id: TransactionId) {
         if let Some(mut seen) = self.by_session.get_mut(&id.session)
             && seen.number == id.number

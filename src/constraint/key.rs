@@ -273,6 +273,12 @@ impl KeyDraft {
         &self.key.canonical
     }
 
+    /// The size of its values in memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
+        self.key.canonical.len() + of(&self.key.values) + of(&self.key.stored)
+    }
+
     /// Frees its spare memory, which is most of the memory of a small key.
     pub(super) fn shrink(&mut self) {
         let Key {

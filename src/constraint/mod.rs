@@ -47,9 +47,9 @@ use self::spec::KeyField;
 /// If a document has more keys than this, each further key's spare memory is freed: there may be a million keys.
 const FEW: usize = 16;
 
-/// The most bytes that the canonical forms of one document's keys have together. A key of several fields repeats their values for each element of
-/// an array, so without a limit one document could take all memory.
-const KEY_BYTES_MAX: usize = 128 << 20;
+/// The most memory, in bytes, that the keys of one document may take. A key of several fields repeats their values for each element of an
+/// array, so without a limit one document could take all memory.
+const KEY_BYTES_MAX: usize = 256 << 20;
 
 /// The prefix of the names of proxy collections.
 pub const PROXY_PREFIX: &str = "keyward.";
@@ -116,8 +116,7 @@ pub enum KeyError {
         /// Why.
         reason: Uncollatable,
     },
-    /// The keys of the document have more than 128 MiB together. This is Keyward's own refusal: a server accepts as much as its cache
-    /// holds.
+    /// The keys of the document take more than 256 MiB of memory. This is Keyward's own refusal: a server accepts as much as its cache holds.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     TooLarge {
         /// The constraint's name.
@@ -248,30 +247,44 @@ impl Constraint {
     /// # Errors
     /// [`KeyError`] if the server would refuse the document whatever the collection holds, or if Keyward refuses it.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
+        self.keys_within(document, KEY_BYTES_MAX)
+    }
+
+    /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them. None if the
+    /// constraint can't index it (parallel arrays, for example): then it was written past the constraint.
+    pub fn keys_of_stored(&self, document: Doc<'_>) -> Vec<Key> {
+        self.keys_within(document, usize::MAX).unwrap_or_default()
+    }
+
+    fn keys_within(&self, document: Doc<'_>, bytes_max: usize) -> Result<Vec<Key>, KeyError> {
         if let Some(filter) = &self.filter
             && !filter.matches(document).map_err(|error| self.unkeyable(error))?
         {
             return Ok(Vec::new());
         }
-        let (mut drafts, mut bytes) = (Vec::new(), 0);
+        let (mut drafts, mut bytes, mut most) = (Vec::new(), 0_usize, bytes_max);
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.spec.sparse, document, &mut |values| {
             let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
             if drafts.len() >= FEW {
                 draft.shrink();
             }
-            bytes += draft.canonical().len();
-            if bytes > KEY_BYTES_MAX {
-                return Err(KeyError::TooLarge {
-                    constraint: self.name.clone(),
-                });
-            }
+            bytes += draft.bytes();
             drafts.push(draft);
+            if bytes > most {
+                drop_equal(&mut drafts);
+                bytes = drafts.iter().map(KeyDraft::bytes).sum();
+                if bytes > bytes_max {
+                    return Err(KeyError::TooLarge {
+                        constraint: self.name.clone(),
+                    });
+                }
+                // So that equal keys aren't looked for each time.
+                most = bytes_max + bytes;
+            }
             Ok(())
         })?;
-        // If keys are equal, the first in the document stays, as in the server's set.
-        drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
-        drafts.dedup_by(|a, b| a.canonical() == b.canonical());
+        drop_equal(&mut drafts);
         Ok(drafts.into_iter().map(KeyDraft::finish).collect())
     }
 
@@ -447,13 +460,19 @@ impl KeyError {
             )
             .into_bytes(),
             KeyError::TooLarge { constraint } => format!(
-                "Keyward can't reserve the keys of unique constraint {constraint}: together they are larger than 128 MiB, because each \
+                "Keyward can't reserve the keys of unique constraint {constraint}: together they take more than 256 MiB, because each \
                  element of an array has a key with all other fields of the index; shorten the array or those fields"
             )
             .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
         }
     }
+}
+
+/// Sorts the keys of a document. If some are equal, the first in the document stays, as in the server's set.
+fn drop_equal(drafts: &mut Vec<KeyDraft>) {
+    drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
+    drafts.dedup_by(|a, b| a.canonical() == b.canonical());
 }
 
 /// The collection of the reservations of the constraint `name` on the collection `namespace`.

@@ -6,7 +6,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-use bson::oid::ObjectId;
 use bson::raw::CString;
 use bson::spec::ElementType;
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
@@ -17,7 +16,7 @@ use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
-use crate::constraint::{Key, KeyError, id_identity, root_of};
+use crate::constraint::{Key, id_identity, root_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
@@ -31,10 +30,11 @@ const ALONE_AT_ONCE: usize = 2;
 /// How many owners one look-up has at most, if each is looked up alone: all of them together must be found within the time limit.
 const ALONE_MAX: usize = 200;
 
-/// The name of a field that no document has. It is another one in each process: a client can't give it to a document.
+/// The name of a field that no document has. It is another one in each process, so that no client can give it to a document.
 pub static ABSENT_FIELD: LazyLock<CString> = LazyLock::new(|| {
+    let name = format!("keyward_absent_{:032x}", rand::random::<u128>());
     // It has no zero byte.
-    CString::try_from(format!("keyward_absent_{}", ObjectId::new())).unwrap_or_else(|_| cstr!("keyward_absent").into())
+    CString::try_from(name).unwrap_or_else(|_| cstr!("keyward_absent").into())
 });
 
 impl Owner {
@@ -242,15 +242,7 @@ impl ProxyCollection {
         let mut keys = HashSet::new();
         for document in documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
-            match self.constraint.keys(document) {
-                Ok(held) => keys.extend(held),
-                // Some of its keys may be reserved.
-                Err(KeyError::TooLarge { .. }) => {
-                    return Err(StoreError::Unexpected("a document with more than 128 MiB of keys"));
-                }
-                // A document that the constraint can't index (parallel arrays, for example) was written past it and holds no key.
-                Err(_) => {}
-            }
+            keys.extend(self.constraint.keys_of_stored(document));
         }
         Ok(keys)
     }

@@ -90,7 +90,7 @@ impl ProxyCollection {
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
                 let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-                let keys = self.constraint.keys(document).unwrap_or_default().into_iter().collect();
+                let keys = self.constraint.keys_of_stored(document).into_iter().collect();
                 // Read alone, owners whose `_id`s a default collation calls equal are found several times.
                 let is_it = |(found, its_keys): &(Owner, HashSet<Key>)| {
                     (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)

@@ -68,9 +68,14 @@ fn arrays_give_a_key_for_each_element_in_index_order() {
 fn a_document_with_too_large_keys_is_refused() {
     let pairs = on(doc! { "tags": 1, "text": 1 });
     let text = "x".repeat(16 << 20);
-    let of = |tags: i32| keys(&pairs, doc! { "tags": (0..tags).collect::<Vec<_>>(), "text": &text });
-    assert_eq!(of(7).unwrap().len(), 7);
-    let refused = of(9).unwrap_err();
+    let of = |tags: Vec<i32>| keys(&pairs, doc! { "tags": tags, "text": &text });
+    assert_eq!(of((0..7).collect()).unwrap().len(), 7);
+    assert_eq!(of(vec![1; 20]).unwrap().len(), 1, "equal keys are one");
+    let large = doc! { "tags": (0..9).collect::<Vec<_>>(), "text": &text }
+        .to_vec()
+        .unwrap();
+    assert_eq!(pairs.keys_of_stored(Doc::new(&large).unwrap()).len(), 9);
+    let refused = of((0..9).collect()).unwrap_err();
     assert_eq!(refused.code(), 115);
     assert!(refused.to_string().contains("tags_1_text_1"), "{refused}");
 }

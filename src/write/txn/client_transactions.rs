@@ -211,13 +211,14 @@ impl ClientTransactions {
     /// If Keyward refuses it, it refuses all later commits, too.
     pub fn decide_commit(&self, id: TransactionId) -> CommitDecision {
         match self.by_session.get_mut(&id.session) {
-            Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
+            Some(mut seen) if seen.number == id.number => {
+                let is_older = !seen.is_unseen && self.is_older(&seen);
                 // Only the server knows the outcome of a commit that was forwarded.
-                if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
+                if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || is_older) {
                     seen.is_doomed = true;
                     return CommitDecision::Refuse;
                 }
-                if !seen.is_started {
+                if seen.is_unseen || !seen.is_started {
                     return CommitDecision::Unseen;
                 }
                 if !seen.is_committed {

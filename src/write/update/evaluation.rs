@@ -17,7 +17,8 @@ use crate::command::statement::{Selection, Statement};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteRefusal;
-use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
+use crate::server::code::DUPLICATE_KEY;
+use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id, write_errors};
 use crate::write::forward_error::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -52,6 +53,11 @@ impl Statement<'_> {
         let reply = transaction.run(op.upstream, database, command, None).await?;
         let outcome = Doc::new(&reply)?;
         if has_write_errors(outcome)? {
+            // By chance the query hasn't matched again, and the new document has the `_id` of one that it matched before.
+            if self.is_upsert && selected.is_fickle && !selected.before.is_empty() && refuses_id(outcome)? {
+                transaction.abort(op.upstream).await?;
+                return Err(Failure::ErrorReply(ErrorReply::transient()));
+            }
             return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
         }
         let affected = usize::try_from(documents_affected(outcome)?).unwrap_or(0);
@@ -228,6 +234,20 @@ async fn reserve(
         Some(conflict) => Evaluation::ReservationConflict(conflict),
         None => Evaluation::Ran(ran),
     })
+}
+
+/// Whether the server has refused a document because another one has its `_id`.
+fn refuses_id(reply: Doc<'_>) -> Result<bool, Malformed> {
+    for error in write_errors(reply)? {
+        let pattern = error
+            .body
+            .nested("keyPattern")?
+            .and_then(|pattern| pattern.elements().next());
+        if error.code == DUPLICATE_KEY && pattern.transpose()?.is_some_and(|first| first.name == b"_id") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The reply to a refused statement without any effect left: a router also counts the effects on the other shards.

@@ -3,6 +3,7 @@
 //! Keyward pins a statement about one document to the document that it read, which the server picks or could have picked as well. If a
 //! query may select other documents the next time, Keyward pins a statement about many documents to all of them.
 
+use std::collections::VecDeque;
 use std::slice;
 
 use bson::spec::ElementType;
@@ -24,8 +25,8 @@ use crate::write::txn::{Failure, Transaction};
 
 /// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
 const COMPARED_BYTES_MAX: usize = 1 << 20;
-/// The most `_id`s of a statement that a new document may get: real statements name one or two.
-const NAMED_IDS_MAX: usize = 100;
+/// The most `_id`s of an upsert that Keyward looks for. Documents inside its new document may have others.
+const NAMED_IDS_MAX: usize = 16;
 
 /// Whether documents are where Keyward expects them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -284,16 +285,16 @@ impl Statement<'_> {
     }
 }
 
-/// The `_id`s that a statement names anywhere, each as a document `{_id}`. Unless an expression computes the `_id` of a new document, it is among
-/// these.
+/// The `_id`s that a statement names anywhere, each as a document `{_id}`; those at its top come first. Unless the server computes the `_id` of a
+/// new document, it is among these.
 fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
     let update = statement.update()?.map(|update| update.as_document_or_array());
-    let mut left: Vec<Doc<'_>> = [statement.query()?, update.transpose()?.flatten()]
+    let mut left: VecDeque<Doc<'_>> = [statement.query()?, update.transpose()?.flatten()]
         .into_iter()
         .flatten()
         .collect();
     let mut ids = Vec::new();
-    while let Some(document) = left.pop() {
+    while let Some(document) = left.pop_front() {
         for element in document.elements() {
             let element = element?;
             let nested = element.as_document_or_array()?;
@@ -306,7 +307,7 @@ fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
                 let operator = operator?;
                 match (operator.name, operator.as_document_or_array()?) {
                     (b"$eq" | b"$literal", _) => ids.push(operator),
-                    (b"$in", Some(values)) => {
+                    (b"$in" | b"$all", Some(values)) => {
                         for value in values.elements().take(NAMED_IDS_MAX) {
                             ids.push(value?);
                         }

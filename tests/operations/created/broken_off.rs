@@ -76,12 +76,16 @@ fn violating_documents_are_not_read_again_at_once() {
     let is_read = |line: &&str| line.contains("constraints aren't enforced");
     let count_reads = || keyward.log().lines().filter(is_read).count();
     keyward.until("the report", || count_reads() == 1);
+    let begun = Instant::now();
     must(&reply(&keyward, DATABASE, &create([unique_email()])));
     // Its next look at the constraint found the claim.
-    keyward.until("the claim", || {
+    let is_claimed = || {
         keyward
             .get("/readyz")
             .contains("reserving: a Keyward reads the documents")
-    });
-    assert_eq!(count_reads(), 1, "{}", keyward.log());
+    };
+    keyward.until("the claim", || is_claimed() || count_reads() > 1);
+    // The claim lasts 30 s.
+    let is_over = begun.elapsed() > Duration::from_secs(28);
+    assert!(is_over || count_reads() == 1, "{}", keyward.log());
 }

@@ -63,6 +63,11 @@ fn an_aborted_transaction_is_not_committed_unseen() {
     let refused = transactions.enter(id(1), false).unwrap_err();
     assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
     assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
+    // One with an interrupted statement is never committed.
+    start(&transactions, id(2));
+    transactions.enter(id(2), false).unwrap().break_off();
+    transactions.note_aborted(id(2));
+    assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Refuse);
 }
 
 #[test]

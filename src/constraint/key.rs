@@ -273,10 +273,10 @@ impl KeyDraft {
         &self.key.canonical
     }
 
-    /// The size of its values in memory, in bytes.
+    /// Its size in memory, in bytes, roughly.
     pub(super) fn bytes(&self) -> usize {
         let of = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
-        self.key.canonical.len() + of(&self.key.values) + of(&self.key.stored)
+        size_of::<KeyDraft>() + self.key.canonical.len() + of(&self.key.values) + of(&self.key.stored)
     }
 
     /// Frees its spare memory, which is most of the memory of a small key.

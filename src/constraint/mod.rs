@@ -262,7 +262,12 @@ impl Constraint {
         {
             return Ok(Vec::new());
         }
+        let too_large = || KeyError::TooLarge {
+            constraint: self.name.clone(),
+        };
         let (mut drafts, mut bytes, mut most) = (Vec::new(), 0_usize, bytes_max);
+        // Equal keys take time, and no memory in the end.
+        let mut time = bytes_max.saturating_mul(8);
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.spec.sparse, document, &mut |values| {
             let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
@@ -270,14 +275,13 @@ impl Constraint {
                 draft.shrink();
             }
             bytes += draft.bytes();
+            time = time.checked_sub(draft.bytes()).ok_or_else(too_large)?;
             drafts.push(draft);
             if bytes > most {
                 drop_equal(&mut drafts);
                 bytes = drafts.iter().map(KeyDraft::bytes).sum();
                 if bytes > bytes_max {
-                    return Err(KeyError::TooLarge {
-                        constraint: self.name.clone(),
-                    });
+                    return Err(too_large());
                 }
                 // So that equal keys aren't looked for each time.
                 most = bytes_max + bytes;

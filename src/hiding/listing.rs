@@ -132,24 +132,36 @@ fn own_names() -> String {
 
 /// Whether a condition on a name mentions one of Keyward's.
 fn names_own(condition: &Element<'_>) -> Result<bool, Malformed> {
-    if let Some(nested) = condition.as_document_or_array()? {
-        for one in nested.elements() {
-            if names_own(&one?)? {
-                return Ok(true);
+    let Some(nested) = condition.as_document_or_array()? else {
+        return Ok(is_own_name(condition));
+    };
+    // It doesn't call itself: the nesting comes from the network, and may be deeper than the program's stack.
+    let mut left = vec![nested];
+    while let Some(document) = left.pop() {
+        for element in document.elements() {
+            let element = element?;
+            match element.as_document_or_array()? {
+                Some(nested) => left.push(nested),
+                None if is_own_name(&element) => return Ok(true),
+                None => {}
             }
         }
-        return Ok(false);
     }
+    Ok(false)
+}
+
+/// Whether this value is one of Keyward's names, or a pattern that begins with one.
+fn is_own_name(condition: &Element<'_>) -> bool {
     let text = match condition.kind {
         // Its value begins with the pattern.
         ElementType::RegularExpression => Some(condition.value),
         _ => condition.as_string_bytes(),
     };
     let is_own = |name: &[u8]| name.starts_with(PROXY_PREFIX.as_bytes()) || name == fleet::DATABASE.as_bytes();
-    Ok(text.is_some_and(|text| {
+    text.is_some_and(|text| {
         let pattern = text.strip_prefix(b"^");
         is_own(text) || pattern.is_some_and(|pattern| pattern.starts_with(fleet::DATABASE.as_bytes()))
-    }))
+    })
 }
 
 fn bytes_of(document: &Document) -> Vec<u8> {
@@ -166,6 +178,27 @@ mod tests {
         let command = command.to_vec().unwrap();
         let hiding = listing.hiding(Doc::new(&command).unwrap());
         hiding.map(|command| Document::from_reader(command.as_slice()).unwrap())
+    }
+
+    /// The server refuses it. A client may send it before it has logged in.
+    #[test]
+    fn a_filter_of_any_depth_is_read() {
+        let mut filter = Builder::new().finish();
+        for _ in 0..10_000 {
+            let mut outer = Builder::new();
+            outer.append(ElementType::EmbeddedDocument, b"", &filter);
+            filter = outer.finish();
+        }
+        let name = Element {
+            kind: ElementType::EmbeddedDocument,
+            name: b"name",
+            value: &filter,
+        };
+        let named = std::thread::Builder::new().stack_size(128 << 10);
+        std::thread::scope(|scope| {
+            let named = named.spawn_scoped(scope, || names_own(&name));
+            assert_eq!(named.unwrap().join().unwrap(), Ok(false));
+        });
     }
 
     #[test]

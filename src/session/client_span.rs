@@ -17,14 +17,24 @@ use crate::wire::{Message, Request};
 /// The most characters of a text from the client in a line of the log.
 const TEXT_CHARS_MAX: usize = 128;
 
+/// The most changes of a connection's statements that its lines show. The span keeps each of them for as long as the connection is open.
+const CHANGES_MAX: u32 = 30;
+
 /// The span of one client's connection; clones are the same one.
 #[derive(Debug, Clone)]
 pub struct ClientSpan {
     span: Span,
     /// The client's connection.
     pub(super) address: ClientAddress,
-    /// The statements that the span shows already.
+    shown: Box<ShownStatements>,
+}
+
+/// The statements that the span shows already.
+#[derive(Debug, Clone, Default)]
+struct ShownStatements {
     stated: Stated,
+    /// How often a statement has changed.
+    changes: u32,
 }
 
 impl ClientSpan {
@@ -33,7 +43,7 @@ impl ClientSpan {
         ClientSpan {
             span: error_span!(parent: None, "connection", id, %peer, app = Empty, driver = Empty, user = Empty),
             address: ClientAddress { connection: id, peer },
-            stated: Stated::default(),
+            shown: Box::default(),
         }
     }
 
@@ -62,12 +72,17 @@ impl ClientSpan {
             Err(_) => return,
         };
         let stated = Stated::by(body).unwrap_or_default();
+        let ShownStatements {
+            stated: before,
+            changes,
+        } = &mut *self.shown;
         for (field, text, shown) in [
-            ("app", stated.app, &mut self.stated.app),
-            ("driver", stated.driver, &mut self.stated.driver),
-            ("user", stated.user, &mut self.stated.user),
+            ("app", stated.app, &mut before.app),
+            ("driver", stated.driver, &mut before.driver),
+            ("user", stated.user, &mut before.user),
         ] {
-            if text.is_some() && text != *shown {
+            if text.is_some() && text != *shown && *changes < CHANGES_MAX {
+                *changes += 1;
                 // A text is written in quotes, with its control characters escaped.
                 self.span.record(field, text.as_deref());
                 *shown = text;

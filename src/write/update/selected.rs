@@ -27,6 +27,8 @@ use crate::write::txn::{Failure, Transaction};
 const COMPARED_BYTES_MAX: usize = 1 << 20;
 /// The most `_id`s of an upsert that Keyward looks for. Documents inside its new document may have others.
 const NAMED_IDS_MAX: usize = 16;
+/// The longest of these `_id`s, in bytes.
+const ID_BYTES_MAX: usize = 1 << 14;
 
 /// Whether documents are where Keyward expects them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -294,16 +296,16 @@ fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
         .flatten()
         .collect();
     let mut ids = Vec::new();
-    while let Some(document) = left.pop_front() {
+    while let Some(document) = left.pop_front().filter(|_| ids.len() < NAMED_IDS_MAX) {
         for element in document.elements() {
             let element = element?;
             let nested = element.as_document_or_array()?;
             left.extend(nested);
-            if element.name != b"_id" {
+            if element.name != b"_id" || ids.len() >= NAMED_IDS_MAX {
                 continue;
             }
             ids.push(element);
-            for operator in nested.into_iter().flat_map(Doc::elements) {
+            for operator in nested.into_iter().flat_map(Doc::elements).take(NAMED_IDS_MAX) {
                 let operator = operator?;
                 match (operator.name, operator.as_document_or_array()?) {
                     (b"$eq" | b"$literal", _) => ids.push(operator),
@@ -321,20 +323,20 @@ fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
     for id in ids {
         let first = id.as_document_or_array()?.and_then(|nested| nested.elements().next());
         let is_expression = first.transpose()?.is_some_and(|first| first.name.starts_with(b"$"));
-        if can_be_id(id.kind) && !is_expression {
+        if can_be_id(&id) && !is_expression {
             named.push(id_document(Element { name: b"_id", ..id }));
         }
     }
-    named.truncate(NAMED_IDS_MAX);
     Ok(named)
 }
 
-/// Whether the server accepts an `_id` of this type.
-fn can_be_id(kind: ElementType) -> bool {
-    !matches!(
-        kind,
+/// Whether the server accepts this `_id`, and a query of Keyward's has room for it.
+fn can_be_id(id: &Element<'_>) -> bool {
+    let is_refused = matches!(
+        id.kind,
         ElementType::Array | ElementType::RegularExpression | ElementType::Undefined
-    )
+    );
+    !is_refused && id.value.len() <= ID_BYTES_MAX
 }
 
 /// A query, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the

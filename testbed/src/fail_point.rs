@@ -10,8 +10,6 @@ use crate::command;
 pub struct FailPoint {
     address: String,
     name: String,
-    /// How often it had been met before this one was turned on.
-    met: i64,
 }
 
 impl FailPoint {
@@ -20,7 +18,7 @@ impl FailPoint {
     /// # Errors
     /// [`Error::Command`] if the server doesn't know it or can't be reached.
     pub fn turn_on(address: &str, name: &str, mode: Bson, data: Document) -> Result<FailPoint, Error> {
-        let reply = command::run(
+        command::run(
             address,
             "admin",
             doc! { "configureFailPoint": name, "mode": mode, "data": data },
@@ -28,18 +26,7 @@ impl FailPoint {
         Ok(FailPoint {
             address: address.to_owned(),
             name: name.to_owned(),
-            met: reply.get_i64("count").unwrap_or_default(),
         })
-    }
-
-    /// Waits until the server has met it once.
-    ///
-    /// # Errors
-    /// [`Error::Command`] if that takes longer than a minute.
-    pub fn wait_until_met(&self) -> Result<(), Error> {
-        let wait = doc! { "waitForFailPoint": &self.name, "timesEntered": self.met + 1, "maxTimeMS": 60_000 };
-        command::run(&self.address, "admin", wait)?;
-        Ok(())
     }
 }
 

@@ -27,8 +27,8 @@ use crate::write::txn::{Failure, Transaction};
 const COMPARED_BYTES_MAX: usize = 1 << 20;
 /// The most `_id`s of an upsert that Keyward looks for. Documents inside its new document may have others.
 const NAMED_IDS_MAX: usize = 16;
-/// The longest of these `_id`s, in bytes.
-const ID_BYTES_MAX: usize = 1 << 14;
+/// The longest of these `_id`s, in bytes: all of them fit into one query.
+const ID_BYTES_MAX: usize = 1 << 19;
 
 /// Whether documents are where Keyward expects them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -323,7 +323,7 @@ fn named_ids(statement: Statement<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
     for id in ids {
         let first = id.as_document_or_array()?.and_then(|nested| nested.elements().next());
         let is_expression = first.transpose()?.is_some_and(|first| first.name.starts_with(b"$"));
-        if can_be_id(&id) && !is_expression {
+        if can_be_id(&id) && !is_expression && named.len() < NAMED_IDS_MAX {
             named.push(id_document(Element { name: b"_id", ..id }));
         }
     }

@@ -99,37 +99,53 @@ impl<'a> Need<'a> {
 fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
     let bypass = bypass(message.body)?;
     let namespaces = documents(message, "nsInfo")?;
-    let mut needs = Vec::new();
-    let mut seen = HashSet::new();
+    let (mut needs, mut seen) = (Vec::new(), HashSet::new());
+    let mut of_any = None;
+    let mut need = |entry: Doc<'a>, actions: Actions| {
+        if let Some((database, collection)) = named(entry)? {
+            let actions = actions.and(bypass);
+            let need = Need {
+                database,
+                collection,
+                actions,
+            };
+            if seen.insert(need) {
+                needs.push(need);
+            }
+        }
+        Ok::<_, Malformed>(())
+    };
     for operation in documents(message, "ops")? {
         let Some(first) = operation.elements().next().transpose()? else {
             continue;
         };
         let actions = match first.name {
-            b"insert" => Actions::INSERT,
-            b"update" => with_insert(Actions::UPDATE, is_upsert(operation)?),
-            b"delete" => Actions::REMOVE,
-            _ => continue,
+            b"insert" => Some(Actions::INSERT),
+            b"update" => Some(with_insert(Actions::UPDATE, is_upsert(operation)?)),
+            b"delete" => Some(Actions::REMOVE),
+            _ => None,
         };
         let index = first.as_whole_number().and_then(|index| usize::try_from(index).ok());
-        let Some(entry) = index.and_then(|index| namespaces.get(index)) else {
-            continue;
-        };
-        let namespace = entry.get("ns")?.and_then(|namespace| namespace.as_string_bytes());
-        let Some((text, dot)) = namespace.and_then(|text| Some((text, text.iter().position(|byte| *byte == b'.')?)))
-        else {
-            continue;
-        };
-        let need = Need {
-            database: &text[..dot],
-            collection: &text[dot + 1..],
-            actions: actions.and(bypass),
-        };
-        if seen.insert(need) {
-            needs.push(need);
+        match (actions, index) {
+            (Some(actions), Some(index)) => match namespaces.get(index) {
+                Some(entry) => need(*entry, actions)?,
+                None => continue,
+            },
+            // It may do anything to any of them.
+            _ => of_any = Some(Actions::INSERT.and(Actions::UPDATE).and(Actions::REMOVE)),
         }
     }
+    if let Some(actions) = of_any {
+        namespaces.iter().try_for_each(|entry| need(*entry, actions))?;
+    }
     Ok(needs)
+}
+
+/// The database and the collection of an entry of `nsInfo`.
+fn named<'a>(entry: Doc<'a>) -> Result<Option<(&'a [u8], &'a [u8])>, Malformed> {
+    let namespace = entry.get("ns")?.and_then(|namespace| namespace.as_string_bytes());
+    let dot = |text: &[u8]| text.iter().position(|byte| *byte == b'.');
+    Ok(namespace.and_then(|text| dot(text).map(|dot| (&text[..dot], &text[dot + 1..]))))
 }
 
 fn any(message: &OpMsg<'_>, field: &str, is: impl Fn(Doc<'_>) -> Result<bool, Malformed>) -> Result<bool, Malformed> {

@@ -21,7 +21,7 @@ use crate::hiding::Listing;
 use crate::indexes::{IndexCommand, asks_for_unique, asks_to_convert};
 use crate::merge::MergeCommand;
 use crate::raw::{Doc, Element, Malformed};
-use crate::wire::Documents;
+use crate::wire::{Documents, OpMsg};
 
 /// The most different texts of a command without a rule. Each may name a collection, and each collection that is new goes into the
 /// register of Keywards.
@@ -306,12 +306,32 @@ fn write<'a>(to: fn(Target<'a>) -> Write<'a>, command: &CommandHead<'a>, protect
     }
 }
 
+/// The positions in `nsInfo` that the operations of a `bulkWrite` name; none if one of them can't be read, which may name any.
+fn bulk_namespaces(message: &OpMsg<'_>) -> Result<Option<HashSet<usize>>, Malformed> {
+    let mut named = HashSet::new();
+    let Some(operations) = message.documents("ops")? else {
+        return Ok(Some(named));
+    };
+    for operation in operations.iter()?.filter_map(Result::ok) {
+        let first = operation.elements().next().transpose()?;
+        let first = first.filter(|first| matches!(first.name, b"insert" | b"update" | b"delete"));
+        let index = first.and_then(|first| usize::try_from(first.as_whole_number()?).ok());
+        let Some(index) = index else { return Ok(None) };
+        named.insert(index);
+    }
+    Ok(Some(named))
+}
+
 fn bulk_write<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut verdict = Verdict::Forward;
     let Some(batch) = command.message.documents("nsInfo")? else {
         return Ok(verdict);
     };
-    for entry in batch.iter()?.filter_map(Result::ok) {
+    let named = bulk_namespaces(&command.message)?;
+    // An entry that no operation names is written to by none, and the client needs no rights there.
+    let is_named = |index: &usize| named.as_ref().is_none_or(|named| named.contains(index));
+    let entries = batch.iter()?.filter_map(Result::ok).enumerate();
+    for (_, entry) in entries.filter(|(index, _)| is_named(index)) {
         for field in entry.elements() {
             let field = field?;
             let targets = (field.name == b"ns")
@@ -342,7 +362,7 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
     let mut outputs: Vec<Element<'a>> = Vec::new();
     for stage in pipeline.iter()?.filter_map(Result::ok) {
         visit_all(stage, |element| {
-            if matches!(element.name, b"$out" | b"$merge") {
+            if matches!(element.name, b"$out" | b"$merge") && outputs.len() <= TARGETS_MAX {
                 outputs.push(*element);
             }
         })?;
@@ -351,12 +371,19 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
     if !outputs.is_empty() && is_explained(body)? {
         return Ok(Verdict::Forward);
     }
+    if outputs.len() > TARGETS_MAX {
+        return Ok(too_many_targets(outputs[0].name));
+    }
     let writes_later = has_empty_first_batch(body)?;
     match merge_target(&outputs, command, protection)? {
         Some(target) if !writes_later => return Ok(Verdict::Merge(target)),
         Some(_) => {}
         None => {
-            for out in &outputs {
+            for (index, out) in outputs.iter().enumerate() {
+                // The one around it is searched with all that it holds.
+                if outputs[..index].iter().any(|other| holds(other, out)) {
+                    continue;
+                }
                 let verdict = output(command, out.name, out, protection)?;
                 if verdict != Verdict::Forward {
                     return Ok(verdict);
@@ -426,6 +453,18 @@ fn has_empty_first_batch(body: Doc<'_>) -> Result<bool, Malformed> {
     Ok(size.is_some_and(|size| size.is_number() && size.as_whole_number().is_none_or(|whole| whole == 0)))
 }
 
+fn too_many_targets<'a>(stage: &[u8]) -> Verdict<'a> {
+    Verdict::Refuse(CommandRefusal::TooManyTargets {
+        stage: String::from_utf8_lossy(stage).into_owned(),
+        max: TARGETS_MAX,
+    })
+}
+
+/// Whether `inner` lies within the value of `outer`.
+fn holds(outer: &Element<'_>, inner: &Element<'_>) -> bool {
+    outer.value.as_ptr_range().contains(&inner.value.as_ptr())
+}
+
 /// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.
 fn output<'a>(
     command: &CommandHead<'a>,
@@ -437,16 +476,17 @@ fn output<'a>(
     let mut databases = vec![command.database];
     if let Some(specification) = out.as_document_or_array()? {
         visit_all(specification, |element| match element.name {
-            b"db" => databases.extend(element.as_string_bytes()),
-            b"coll" | b"into" | b"replace" | b"merge" | b"reduce" | b"normal" => collections.push(*element),
+            b"db" if databases.len() <= TARGETS_MAX => databases.extend(element.as_string_bytes()),
+            b"coll" | b"into" | b"replace" | b"merge" | b"reduce" | b"normal" | b"$out" | b"$merge" => {
+                if collections.len() <= TARGETS_MAX {
+                    collections.push(*element);
+                }
+            }
             _ => {}
         })?;
     }
     if databases.len().saturating_mul(collections.len()) > TARGETS_MAX {
-        return Ok(Verdict::Refuse(CommandRefusal::TooManyTargets {
-            stage: String::from_utf8_lossy(stage).into_owned(),
-            max: TARGETS_MAX,
-        }));
+        return Ok(too_many_targets(stage));
     }
     let targets = databases.iter().flat_map(|database| {
         collections

@@ -240,15 +240,28 @@ fn a_change_of_a_protected_collections_shard_key_is_a_write() {
 }
 
 #[test]
-fn bulk_write_is_judged_by_its_namespaces() {
-    for (namespaces, expected) in [
-        (&["shop.orders"][..], Forward),
-        (&["shop.orders", "shop.users"], Write),
-        (&["shop.users", "shop.keyward.users.a"], KeywardsOwn),
-        (&["users"], Forward),
+fn bulk_write_is_judged_by_the_namespaces_of_its_operations() {
+    let insert = |index: Bson| doc! { "insert": index, "document": {} };
+    let names = |index: i32| insert(index.into());
+    for (namespaces, operations, expected) in [
+        (&["shop.orders"][..], vec![names(0)], Forward),
+        (&["shop.orders", "shop.users"], vec![names(0), names(1)], Write),
+        (&["shop.orders", "shop.users"], vec![insert(Bson::Double(1.0))], Write),
+        (&["shop.users", "shop.keyward.users.a"], vec![names(1)], KeywardsOwn),
+        (&["users"], vec![names(0)], Forward),
+        // No operation names it.
+        (&["shop.orders", "shop.users"], vec![names(0)], Forward),
+        (&["shop.users"], vec![], Forward),
+        // One that can't be read may name any.
+        (&["shop.orders", "shop.users"], vec![insert(Bson::Double(0.5))], Write),
+        (
+            &["shop.orders", "shop.users"],
+            vec![doc! { "document": {}, "insert": 1 }],
+            Write,
+        ),
     ] {
         let entries: Vec<_> = namespaces.iter().map(|ns| doc! { "ns": *ns }).collect();
-        let body = doc! { "bulkWrite": 1, "ops": [] };
+        let body = doc! { "bulkWrite": 1, "ops": operations };
         check_batch("admin", body, "nsInfo", &entries, expected);
     }
 }
@@ -281,6 +294,16 @@ fn pipelines_may_not_end_in_protected_collections() {
         (
             "shop",
             doc! { "$lookup": { "from": "x", "pipeline": [{ "$merge": { "into": "users" } }], "as": "y" } },
+            Unprotectable,
+        ),
+        (
+            "shop",
+            doc! { "$out": { "coll": "x", "y": [{ "$out": "users" }] } },
+            Unprotectable,
+        ),
+        (
+            "other",
+            doc! { "$merge": { "into": { "$out": { "coll": "users" }, "db": "shop" } } },
             Unprotectable,
         ),
         ("shop", doc! { "$match": { "out": "users" } }, Forward),
@@ -557,6 +580,11 @@ fn an_output_with_very_many_targets_is_refused() {
         let body = doc! { "aggregate": "orders", "cursor": {} };
         check_batch("other", body, "pipeline", &[stage], expected);
     }
+    let facet: Document = (0..101)
+        .map(|number| (number.to_string(), doc! { "$out": "x" }.into()))
+        .collect();
+    let body = doc! { "aggregate": "orders", "cursor": {} };
+    check_batch("other", body, "pipeline", &[doc! { "$facet": facet }], OtherRefusal);
 }
 
 #[test]

@@ -135,6 +135,7 @@ fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, St
 fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
     match error {
         SpecError::Refused { .. } => path.clone(),
+        SpecError::Unreadable { option } => path.field(option),
         SpecError::IndexType { .. } => path.field("key"),
         SpecError::CollationUnsupported { .. } => path.field("collation"),
         SpecError::FilterUnsupported { .. } => path.field("partialFilterExpression"),

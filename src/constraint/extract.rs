@@ -44,7 +44,18 @@ struct Positional<'p, 'd> {
 /// Walks one document for one index.
 struct Extraction<'f, F> {
     sparse: bool,
+    steps: Steps<'f>,
     emit: &'f mut F,
+}
+
+/// The most steps that an extraction may take. A position in a path leads into its array once for each element beside it, and a sparse index
+/// gives no key for a place without a value. So the time for a small document can grow without a bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Steps<'f> {
+    /// How many are left.
+    pub left: usize,
+    /// The constraint's name, for the error.
+    pub constraint: &'f str,
 }
 
 /// Calls `emit` with the values of every key that `document` has in the index on `paths`, in no particular order.
@@ -55,6 +66,7 @@ pub(super) fn extract<'p, 'd, F>(
     paths: impl Iterator<Item = &'p str>,
     sparse: bool,
     document: Doc<'d>,
+    steps: Steps<'_>,
     emit: &mut F,
 ) -> Result<(), KeyError>
 where
@@ -66,7 +78,8 @@ where
             value: NULL,
         })
         .collect();
-    Extraction { sparse, emit }.walk(fields, Some(document), 0, &[])
+    let mut extraction = Extraction { sparse, steps, emit };
+    extraction.walk(fields, Some(document), 0, &[])
 }
 
 impl<F> Extraction<'_, F> {
@@ -81,6 +94,9 @@ impl<F> Extraction<'_, F> {
     where
         F: FnMut(&mut dyn Iterator<Item = Element<'d>>) -> Result<(), KeyError>,
     {
+        self.steps.left = self.steps.left.checked_sub(1).ok_or_else(|| KeyError::TooManyPlaces {
+            constraint: self.steps.constraint.to_owned(),
+        })?;
         let mut array: Option<Element<'d>> = None;
         let mut through_array = vec![];
         let mut expands_nested = true;

@@ -50,6 +50,8 @@ const FEW: usize = 16;
 /// The most memory, in bytes, that the keys of one document may take. A key of several fields repeats their values for each element of an
 /// array, so without a limit one document could take all memory.
 const KEY_BYTES_MAX: usize = 256 << 20;
+/// The most places to which the arrays of one document may lead. A document of 16 MB has fewer elements.
+const PLACES_MAX: usize = 16 << 20;
 
 /// The prefix of the names of proxy collections.
 pub const PROXY_PREFIX: &str = "keyward.";
@@ -119,6 +121,12 @@ pub enum KeyError {
     /// The keys of the document take more than 256 MiB of memory. This is Keyward's own refusal: a server accepts as much as its cache holds.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     TooLarge {
+        /// The constraint's name.
+        constraint: String,
+    },
+    /// The arrays of the document lead to more than [`PLACES_MAX`] places. This is Keyward's own refusal.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    TooManyPlaces {
         /// The constraint's name.
         constraint: String,
     },
@@ -247,16 +255,16 @@ impl Constraint {
     /// # Errors
     /// [`KeyError`] if the server would refuse the document whatever the collection holds, or if Keyward refuses it.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
-        self.keys_within(document, KEY_BYTES_MAX)
+        self.keys_within(document, KEY_BYTES_MAX, PLACES_MAX)
     }
 
     /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them. None if the
     /// constraint can't index it (parallel arrays, for example): then it was written past the constraint.
     pub fn keys_of_stored(&self, document: Doc<'_>) -> Vec<Key> {
-        self.keys_within(document, usize::MAX).unwrap_or_default()
+        self.keys_within(document, usize::MAX, usize::MAX).unwrap_or_default()
     }
 
-    fn keys_within(&self, document: Doc<'_>, bytes_max: usize) -> Result<Vec<Key>, KeyError> {
+    fn keys_within(&self, document: Doc<'_>, bytes_max: usize, places_max: usize) -> Result<Vec<Key>, KeyError> {
         if let Some(filter) = &self.filter
             && !filter.matches(document).map_err(|error| self.unkeyable(error))?
         {
@@ -269,34 +277,47 @@ impl Constraint {
         // Equal keys take time, and no memory in the end.
         let mut time = bytes_max.saturating_mul(8);
         let paths = self.fields.iter().map(|field| field.path.as_str());
-        extract::extract(paths, self.spec.sparse, document, &mut |values| {
-            let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
-            if drafts.len() >= FEW {
-                draft.shrink();
-            }
-            bytes += draft.bytes();
-            time = time.checked_sub(draft.bytes()).ok_or_else(too_large)?;
-            drafts.push(draft);
-            if bytes > most {
-                drop_equal(&mut drafts);
-                bytes = drafts.iter().map(KeyDraft::bytes).sum();
-                if bytes > bytes_max {
-                    return Err(too_large());
+        extract::extract(
+            paths,
+            self.spec.sparse,
+            document,
+            self.steps(places_max),
+            &mut |values| {
+                let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
+                if drafts.len() >= FEW {
+                    draft.shrink();
                 }
-                // So that equal keys aren't looked for each time.
-                most = bytes_max + bytes;
-            }
-            Ok(())
-        })?;
+                bytes += draft.bytes();
+                time = time.checked_sub(draft.bytes()).ok_or_else(too_large)?;
+                drafts.push(draft);
+                if bytes > most {
+                    drop_equal(&mut drafts);
+                    bytes = drafts.iter().map(KeyDraft::bytes).sum();
+                    if bytes > bytes_max {
+                        return Err(too_large());
+                    }
+                    // So that equal keys aren't looked for each time.
+                    most = bytes_max + bytes;
+                }
+                Ok(())
+            },
+        )?;
         drop_equal(&mut drafts);
         Ok(drafts.into_iter().map(KeyDraft::finish).collect())
+    }
+
+    fn steps(&self, left: usize) -> extract::Steps<'_> {
+        extract::Steps {
+            left,
+            constraint: &self.name,
+        }
     }
 
     /// Whether `document` has none of the constraint's fields: with `sparse: true` it has no key.
     pub fn lacks_fields(&self, document: Doc<'_>) -> bool {
         let mut has_any = false;
         let paths = self.fields.iter().map(|field| field.path.as_str());
-        let read = extract::extract(paths, true, document, &mut |_| {
+        let read = extract::extract(paths, true, document, self.steps(PLACES_MAX), &mut |_| {
             has_any = true;
             Ok(())
         });
@@ -432,7 +453,8 @@ impl KeyError {
             KeyError::FilledIn { .. }
             | KeyError::Repeated { .. }
             | KeyError::Uncollatable { .. }
-            | KeyError::TooLarge { .. } => code::COMMAND_NOT_SUPPORTED,
+            | KeyError::TooLarge { .. }
+            | KeyError::TooManyPlaces { .. } => code::COMMAND_NOT_SUPPORTED,
             KeyError::Malformed(_) => code::INVALID_BSON,
         }
     }
@@ -466,6 +488,11 @@ impl KeyError {
             KeyError::TooLarge { constraint } => format!(
                 "Keyward can't reserve the keys of unique constraint {constraint}: together they take more than 256 MiB, because each \
                  element of an array has a key with all other fields of the index; shorten the array or those fields"
+            )
+            .into_bytes(),
+            KeyError::TooManyPlaces { constraint } => format!(
+                "Keyward can't find the keys of unique constraint {constraint} in this document: the arrays on its paths lead to more \
+                 than {PLACES_MAX} places; shorten them"
             )
             .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
@@ -537,7 +564,8 @@ fn raw_document(document: &Document) -> Result<RawDocumentBuf, SpecError> {
     RawDocumentBuf::try_from(document).map_err(|error| SpecError::refused(code::BAD_VALUE, error.to_string()))
 }
 
-fn not_bson(malformed: Malformed) -> SpecError {
+/// The server's error for an index that isn't BSON.
+pub fn not_bson(malformed: Malformed) -> SpecError {
     SpecError::refused(code::BAD_VALUE, malformed.to_string())
 }
 

@@ -128,6 +128,12 @@ pub enum SpecError {
         /// Which part of it.
         what: String,
     },
+    /// An option of the index can't be decoded.
+    #[error("{option} can't be read: it has text that isn't UTF-8, more than 200 levels, or more than 1 MiB")]
+    Unreadable {
+        /// The option's name.
+        option: &'static str,
+    },
     /// This collection can't have a constraint.
     #[error("{0} can't have a constraint: it belongs to MongoDB or to Keyward itself")]
     ReservedNamespace(String),

@@ -38,6 +38,11 @@ impl<'a> Builds<'a> {
         self.builder(constraint).is_some_and(|builder| builder != self.own)
     }
 
+    /// Whether this Keyward builds `constraint`.
+    pub(super) fn is_own(&self, constraint: &Constraint) -> bool {
+        self.builder(constraint) == Some(self.own)
+    }
+
     /// Begins the builds of those of `constraints` that this Keyward is to build: takes back that they are enforced.
     ///
     /// An earlier constraint with the same definition may have left that. A Keyward that gives the earlier one up then looks at the list
@@ -47,7 +52,7 @@ impl<'a> Builds<'a> {
         let Some(list) = &service.client_list else {
             return Ok(());
         };
-        for constraint in constraints.iter().filter(|one| self.builder(one) == Some(self.own)) {
+        for constraint in constraints.iter().filter(|one| self.is_own(one)) {
             if let Some(id) = constraint.client_entry().filter(|id| !list.has_begun(*id)) {
                 prepare::begin_build(service.upstream.client(), constraint).await?;
                 list.begin(id);
@@ -90,7 +95,7 @@ impl<'a> Builds<'a> {
     ) -> Result<Backfilled, PrepareError> {
         let client = service.upstream.client();
         let mut backfilled = Backfilled::default();
-        let is_own = |one: &&Arc<Constraint>| self.builder(one) == Some(self.own);
+        let is_own = |one: &&Arc<Constraint>| self.is_own(one);
         let (own, others): (Vec<_>, Vec<_>) = meant.iter().partition(is_own);
         for constraint in own.into_iter().chain(others) {
             let is_it = |one: &Constraint| one.has_name_of(constraint);

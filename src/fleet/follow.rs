@@ -144,7 +144,10 @@ async fn poll(
             if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
                 list.forget_violated(id);
             }
-            enforced.extend(constraint.client_entry());
+            // Once it is recorded, nothing takes that back. So a primary that has been replaced mustn't be the one that says so.
+            if builds.is_own(constraint) && prepare::is_enforced(client, constraint).await? {
+                enforced.extend(constraint.client_entry());
+            }
             continue;
         }
         service.note_enforced(constraint, false);

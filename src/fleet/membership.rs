@@ -14,9 +14,10 @@ use mongodb::Client;
 use tokio::sync::Notify;
 
 use super::ever_declared::EverDeclared;
+use super::permit::Permit;
 use super::register::OwnEntry;
 use super::watch::EntryWatch;
-use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
+use super::{COLLECTION, COLLECTIONS_MAX, CommandPermit, EntryTerms, Register, RegisterEntry};
 use crate::constraint::Strategy;
 use crate::namespace::{Namespace, OF_MONGODB};
 use crate::namespace_map::NamespaceMap;
@@ -128,9 +129,9 @@ impl Membership {
         self.permit.holds()
     }
 
-    /// A permit for a caller without the membership.
-    pub fn permit(&self) -> Permit {
-        self.permit.clone()
+    /// The permit of one connection's commands.
+    pub fn command_permit(&self) -> CommandPermit {
+        self.permit.clone().of_commands()
     }
 
     /// How often its entry was gone until now.

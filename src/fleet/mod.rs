@@ -28,7 +28,7 @@ pub use entry::RegisterEntry;
 pub use follow::{Kept, end_doubts, keep, renew, show};
 pub use guard::Guard;
 pub use membership::{ClientsView, Membership};
-pub use permit::Permit;
+pub use permit::CommandPermit;
 pub use register::{COLLECTION, DATABASE, Forgotten, Register};
 pub use revoked::FollowRevoked;
 pub use terms::EntryTerms;

@@ -14,7 +14,7 @@ use super::list::{FoundIndexes, ListedIndex};
 use super::refusal::IndexRefusal;
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
-use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
+use crate::prepare::{self, Existing, PrepareError};
 use crate::proxy_collection::StoreError;
 
 /// How long a wait counts as short, and how often it polls later.
@@ -399,9 +399,12 @@ async fn await_built(
 
 /// Whether the constraints hold on every Keyward.
 async fn are_enforced(context: &BuildContext<'_>, constraints: &[Arc<Constraint>]) -> Result<bool, StoreError> {
-    let standings = prepare::standings(context.client, constraints).await?;
-    let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
-    Ok(standings.iter().all(is_enforced))
+    for constraint in constraints {
+        if !prepare::is_enforced(context.client, constraint).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether all the constraints hold by `list`, and this Keyward enforces them.

@@ -207,6 +207,10 @@ impl BuildContext<'_> {
                     missing: missing.join("; "),
                 });
             }
+            // Once it is in the list, a Keyward that can't apply it can't apply any later list either.
+            for constraint in &constraints {
+                prepare::check_place(self.client, constraint).await?;
+            }
         }
         let registered = self.registered().await?;
         let others: Vec<String> = registered

@@ -5,6 +5,7 @@
 //! command makes the constraint, and refuses if documents have duplicates. The other one then changes nothing.
 
 use bson::{Document, RawArrayBuf, doc, rawdoc};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::build::build;
@@ -13,7 +14,7 @@ use super::create::{deadline, end_without_index, waiting_client, wanted_of};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::unique_change::UniqueChange;
-use super::{IndexContext, refused};
+use super::{IndexContext, POLL, refused};
 use crate::authorization::Actions;
 use crate::classify::Target;
 use crate::client_constraints::reply_of_violated;
@@ -26,6 +27,9 @@ use crate::write::ForwardError;
 
 /// The most bytes of `_id`s in the error that lists duplicates.
 const VIOLATION_BYTES_MAX: usize = 8 << 20;
+
+/// Lets one command at a time look for duplicates: that takes about 100 MB of memory, and reads the collection many times.
+static FINDING: Semaphore = Semaphore::const_new(1);
 
 /// Carries out the command. Returns nothing if Keyward forwards it unchanged: the server can answer it.
 pub async fn convert_index(
@@ -135,23 +139,33 @@ async fn check_violations(
 ) -> Result<(), Vec<u8>> {
     let service = context.service;
     let constraints: Vec<_> = wanted.effective.iter().cloned().map(Into::into).collect();
-    let finding = find_duplicates(
-        service.upstream.client(),
-        &constraints,
-        service.writes.lease(),
-        &service.metrics,
-    );
-    let found = match deadline {
-        None => finding.await,
-        Some(deadline) => match tokio::time::timeout_at(deadline, finding).await {
-            Ok(found) => found,
-            Err(_) => return Err(IndexRefusal::TimeLimit.error().body()),
-        },
+    let finding = async {
+        let _turn = FINDING.acquire().await;
+        let (client, lease) = (service.upstream.client(), service.writes.lease());
+        find_duplicates(client, &constraints, lease, &service.metrics).await
+    };
+    let is_late = async {
+        match deadline {
+            Some(deadline) => tokio::time::sleep_until(deadline).await,
+            None => std::future::pending().await,
+        }
+    };
+    let found = tokio::select! {
+        found = finding => found,
+        () = is_late => return Err(IndexRefusal::TimeLimit.error().body()),
+        () = client_left(context) => return Err(IndexRefusal::ClientLeft.error().body()),
     };
     match found {
         Ok(reports) if reports.0.is_empty() => Ok(()),
         Ok(reports) => Err(violated(&reports)),
         Err(error) => Err(IndexRefusal::from(error).error().body()),
+    }
+}
+
+/// Waits until the client has closed its connection.
+async fn client_left(context: &IndexContext<'_>) {
+    while !context.building().has_client_left() {
+        tokio::time::sleep(POLL).await;
     }
 }
 

@@ -183,7 +183,14 @@ async fn wanted(
 ) -> Result<Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
-        match (flag(*index, "unique")?, specification_of(*index)?) {
+        let is_unique = flag(*index, "unique")?;
+        let specification = match specification_of(*index) {
+            Ok(specification) => specification,
+            Err(error) if is_unique == Some(true) => return Ok(Err(IndexRefusal::Specification(error))),
+            // If it has the name of a constraint, the server refuses it beside the constraint's index.
+            Err(_) => continue,
+        };
+        match (is_unique, specification) {
             // The server refuses `unique` for the index on `_id`.
             (Some(true), Some(specification)) if specification.is_on_id() => {}
             // The server keeps it unique, also while `keyward shard` takes it over: it answers whether the command asks for the same.
@@ -270,9 +277,24 @@ pub(super) async fn waiting_client(
     Ok(WaitingClient {
         address: context.address,
         users: logged_in_users(context.service.upstream.has_credential(), body, upstream).await?,
-        body: Document::from_reader(body.bytes()).unwrap_or_default(),
+        body: shown_body(body)?,
     })
 }
+
+/// The `body` as `currentOp` shows it: without large fields, which would need much memory for as long as the client waits.
+fn shown_body(body: Doc<'_>) -> Result<Document, Malformed> {
+    let mut shown = Builder::new();
+    shown.elements_where(body, |field| field.value.len() <= SHOWN_FIELD_MAX)?;
+    let shown = shown.finish();
+    Ok(match shown.len() <= SHOWN_MAX {
+        true => Document::from_reader(&shown[..]).unwrap_or_default(),
+        false => Document::new(),
+    })
+}
+
+/// The largest field of a command that `currentOp` shows while its client waits, in bytes, and the largest command.
+const SHOWN_FIELD_MAX: usize = 64 << 10;
+const SHOWN_MAX: usize = 256 << 10;
 
 /// Until when the client waits.
 pub(super) fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {

@@ -38,7 +38,7 @@ pub async fn list_indexes(
 fn showing_unique(answer: Doc<'_>, protected: &Protected) -> Result<Vec<u8>, Malformed> {
     let mut indexes = Vec::new();
     for index in cursor::batch(answer)? {
-        let specification = specification_of(index)?;
+        let specification = specification_of(index).ok().flatten();
         let is_of = |constraint: &Constraint| specification.as_ref().is_some_and(|one| is_index_of(one, constraint));
         let is_constraint = protected.constraints.iter().any(|proxy| is_of(&proxy.constraint));
         indexes.push(
@@ -86,7 +86,7 @@ impl ListedIndex {
         };
         Ok(Some(ListedIndex {
             name,
-            specification: specification_of(index)?,
+            specification: specification_of(index).ok().flatten(),
             is_unique: index.is_set("unique")?,
         }))
     }

@@ -2,25 +2,32 @@
 //!
 //! It does no I/O.
 
+use bson::spec::ElementType;
 use bson::{Bson, Document, RawDocumentBuf};
 
-use crate::constraint::{Constraint, IndexSpec, id_identity, resolved_collation};
-use crate::raw::{Doc, Malformed};
+use crate::constraint::{Constraint, IndexSpec, SpecError, id_identity, not_bson, resolved_collation};
+use crate::raw::Doc;
 
-/// The specification that `index` states; none if it lacks a key pattern.
-pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, Malformed> {
-    let document = |name| -> Result<Option<Document>, Malformed> {
-        Ok(index
-            .nested(name)?
-            .and_then(|nested| Document::from_reader(nested.bytes()).ok()))
+/// The specification that `index` states; none if it lacks a key pattern. The server refuses an option that should be a document and isn't.
+///
+/// # Errors
+/// [`SpecError`] if `index` isn't BSON, or one of its documents can't be decoded.
+pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, SpecError> {
+    let element = |name| index.get(name).map_err(not_bson);
+    let document = |name: &'static str| match element(name)? {
+        Some(nested) if nested.kind == ElementType::EmbeddedDocument => {
+            let unreadable = SpecError::Unreadable { option: name };
+            nested.to_document().map(Some).ok_or(unreadable)
+        }
+        _ => Ok(None),
     };
     let Some(key) = document("key")? else {
         return Ok(None);
     };
     Ok(Some(IndexSpec {
         key,
-        name: index.get("name")?.and_then(|name| name.as_str().map(str::to_owned)),
-        sparse: index.is_set("sparse")?,
+        name: element("name")?.and_then(|name| name.as_str().map(str::to_owned)),
+        sparse: index.is_set("sparse").map_err(not_bson)?,
         partial_filter_expression: document("partialFilterExpression")?,
         collation: document("collation")?,
         ..IndexSpec::default()
@@ -138,6 +145,38 @@ mod tests {
         ));
         assert!(!is_index_of(&specification(shown(doc! { "a": 1, "b": 1 }, en)), &made));
         assert!(!is_index_of(&specification(doc! { "key": { "a": 1, "b": -1 } }), &made));
+    }
+
+    #[test]
+    fn an_option_that_cannot_be_decoded_is_not_left_out() {
+        let read = |filter: &Document, from: &[u8], to: &[u8]| {
+            let mut index = doc! { "key": { "a": 1 }, "partialFilterExpression": filter }
+                .to_vec()
+                .unwrap();
+            let at = index.windows(from.len()).position(|bytes| bytes == from).unwrap();
+            index[at..at + to.len()].copy_from_slice(to);
+            specification_of(Doc::new(&index).unwrap())
+        };
+        let nested = (0..300).fold(doc! { "state": "active" }, |nested, _| doc! { "$and": nested });
+        let large = doc! { "state": { "$in": vec!["active"; 1 << 17] } };
+        for (filter, to) in [
+            (doc! { "state": "active" }, &b"activ\xff"[..]),
+            (nested, b"active"),
+            (large, b"active"),
+        ] {
+            let unreadable = read(&filter, b"active", to);
+            assert!(matches!(
+                unreadable,
+                Err(SpecError::Unreadable {
+                    option: "partialFilterExpression"
+                })
+            ));
+        }
+        assert!(
+            read(&doc! { "state": "active" }, b"active", b"active")
+                .unwrap()
+                .is_some()
+        );
     }
 
     #[test]

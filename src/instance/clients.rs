@@ -14,7 +14,7 @@ use crate::client_constraints::{
     reply_of_violated,
 };
 use crate::constraint::Constraint;
-use crate::fleet::ClientsView;
+use crate::fleet::{ClientsView, Membership};
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -117,8 +117,9 @@ impl FollowedList {
         self.refused = None;
     }
 
-    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do; `own` is its entry in the register.
-    pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
+    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do, and those of Keywards that are gone:
+    /// otherwise one of them would keep every later list from being applied.
+    pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, membership: &Membership) {
         self.note_applying(self.applied.version);
         if let ReloadError::ListChanged = error {
             return;
@@ -126,9 +127,23 @@ impl FollowedList {
         tracing::error!(%error, version = list.version, "clients' constraints can't be applied; those before still hold");
         self.refused = Some((list.version, Instant::now()));
         let is_new = |id| self.applied.entry(id).is_none();
-        let is_own = |state| state == BuildState::Building(own);
+        let registered = match membership.entries().await {
+            Ok(entries) => Some(entries),
+            Err(error) => {
+                tracing::warn!(%error, "the register of Keywards can't be read");
+                None
+            }
+        };
+        let is_gone = |builder| {
+            let registered = registered.as_ref();
+            registered.is_some_and(|entries| entries.iter().all(|entry| entry.id != builder || entry.has_left))
+        };
+        let ends = |state| match state {
+            BuildState::Building(builder) => builder == membership.id() || is_gone(builder),
+            BuildState::Built => false,
+        };
         let builds = list.constraints.iter();
-        let builds = builds.filter(|entry| is_new(entry.id) && is_own(entry.state));
+        let builds = builds.filter(|entry| is_new(entry.id) && ends(entry.state));
         let builds: Vec<ObjectId> = builds.map(|entry| entry.id).collect();
         let (Some(shared), false) = (&self.shared, builds.is_empty()) else {
             return;
@@ -176,8 +191,8 @@ impl ListFollower for FollowedInReload<'_> {
         self.clients.applied(list);
     }
 
-    async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
-        self.clients.refused(list, error, own).await;
+    async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, membership: &Membership) {
+        self.clients.refused(list, error, membership).await;
     }
 }
 

@@ -286,7 +286,7 @@ impl Instance {
                 self.clients.applied(list);
                 self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
             }
-            Err(error) => self.clients.refused(list, &error, self.membership.id()).await,
+            Err(error) => self.clients.refused(list, &error, &self.membership).await,
         }
         self.keep_on();
     }

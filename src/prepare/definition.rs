@@ -184,6 +184,14 @@ impl Definitions {
         Ok(found.and_then(|found| found.get_object_id("identity").ok()))
     }
 
+    /// Whether the constraint is enforced, now or later than now.
+    pub(super) async fn is_enforced(&self, constraint: &Constraint) -> Result<bool, StoreError> {
+        let find = self.collection.find_one(id(constraint));
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let found = answered(find.into_future()).await?;
+        Ok(found.and_then(|found| state_of(&found)) == Some(ConstraintState::Enforced))
+    }
+
     /// Whether the constraint has this definition and strategy in the cluster, now or later than now, and isn't being removed.
     pub(super) async fn is_as_here(&self, constraint: &Constraint, strategy: Strategy) -> Result<bool, StoreError> {
         let find = self.collection.find_one(id(constraint));
@@ -196,7 +204,7 @@ impl Definitions {
     }
 
     /// Checks that no other constraint has its reservations in the same collection.
-    async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+    pub(super) async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self
             .collection
             .find(doc! { "_id": { "$ne": id(constraint).remove("_id") } });

@@ -387,6 +387,26 @@ pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Resu
     Ok(constraints.iter().map(standing).collect())
 }
 
+/// Checks that no other constraint that the cluster knows has its reservations in the proxy collection of `constraint`.
+///
+/// # Errors
+/// [`PrepareError::SamePlace`] if one has, and [`PrepareError::Store`] if the cluster doesn't answer.
+pub async fn check_place(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    Definitions::of(client, constraint.namespace())
+        .check_place(constraint)
+        .await
+}
+
+/// Whether `constraint` is enforced, now or later than now. A primary that has been replaced can't answer this.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn is_enforced(client: &Client, constraint: &Constraint) -> Result<bool, StoreError> {
+    Definitions::of(client, constraint.namespace())
+        .is_enforced(constraint)
+        .await
+}
+
 /// Whether the identity of each constraint, as the cluster has it now or later than now, is among those `listed`.
 ///
 /// # Errors

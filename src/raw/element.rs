@@ -5,6 +5,9 @@ use bson::{Document, RawBson, RawDocument, RawDocumentBuf};
 
 use super::{Builder, Doc, Malformed, decimal_coefficient, read_i32, split_c_string};
 
+/// The largest document that is decoded, in bytes. A decoded one needs up to a hundred times as much.
+const DECODED_MAX: usize = 1 << 20;
+
 /// One element: its type, its name and the bytes of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Element<'a> {
@@ -100,9 +103,10 @@ impl<'a> Element<'a> {
         }
     }
 
-    /// The nested document, decoded; `None` if it is no document, is malformed, or is nested deeper than the server accepts.
+    /// The nested document, decoded; `None` if it is no document, is malformed, is nested deeper than the server accepts, or has more than
+    /// 1 MiB.
     pub fn to_document(self) -> Option<Document> {
-        if self.kind != ElementType::EmbeddedDocument {
+        if self.kind != ElementType::EmbeddedDocument || self.value.len() > DECODED_MAX {
             return None;
         }
         // Decoding recurses, so a document that is nested too deep for the stack must be rejected before.

@@ -8,8 +8,6 @@
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 
-use bson::oid::ObjectId;
-
 use super::{Applied, ReloadError, apply_constraints, made, suspend, without, written_without};
 use crate::catalog::Catalog;
 use crate::client_constraints::ClientConstraints;
@@ -40,8 +38,13 @@ pub trait ListFollower {
     /// Notes that `list` is applied.
     fn applied(&mut self, list: ClientConstraints);
 
-    /// Reports that `list` couldn't be applied; `own` is this Keyward's entry in the register.
-    fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) -> impl Future<Output = ()>;
+    /// Reports that `list` couldn't be applied.
+    fn refused(
+        &mut self,
+        list: ClientConstraints,
+        error: &ReloadError,
+        membership: &Membership,
+    ) -> impl Future<Output = ()>;
 }
 
 /// No list: for a change that follows none.
@@ -64,7 +67,7 @@ impl ListFollower for NoList {
 
     fn applied(&mut self, _: ClientConstraints) {}
 
-    async fn refused(&mut self, _: ClientConstraints, _: &ReloadError, _: ObjectId) {}
+    async fn refused(&mut self, _: ClientConstraints, _: &ReloadError, _: &Membership) {}
 }
 
 /// A change of the constraints in progress.
@@ -129,7 +132,7 @@ impl<L: ListFollower> Meanwhile<'_, L> {
                 list.version,
             ));
         if let Err(error) = applying.await {
-            return self.follower.refused(list, &error, self.membership.id()).await;
+            return self.follower.refused(list, &error, self.membership).await;
         }
         if let Err(error) = self.membership.note_clients_version(list.version).await {
             tracing::debug!(%error, "the version of the list of clients' constraints is noted after the reload");

@@ -106,6 +106,7 @@ impl MessageHandler<'_> {
         let message = draft.frame(0, 0).map_err(ConnectionError::from)?.to_vec();
         loop {
             self.enter_epoch();
+            self.upstream.begin_command();
             self.catalog = Arc::clone(&self.service.writes.catalog());
             let mut unpacked = Vec::new();
             let request = Request::read(&message, None, &mut unpacked)?;

@@ -46,7 +46,7 @@ pub use end::End;
 use crate::authorization::Rights;
 use crate::client_constraints::SharedList;
 use crate::constraint::Constraint;
-use crate::fleet::Membership;
+use crate::fleet::{CommandPermit, Membership};
 use crate::indexes::WaitingClients;
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
@@ -283,7 +283,7 @@ impl Session {
         limits: Limits,
     ) -> (Self, watch::Receiver<CatalogEpoch>) {
         if let Some(membership) = &service.membership {
-            upstream.depend_on(membership.permit());
+            upstream.depend_on(membership.command_permit());
         }
         let mut epochs = service.writes.epochs();
         let session = Session {
@@ -393,7 +393,7 @@ impl Session {
                     &mut self.client_in,
                     &mut self.upstream.outgoing,
                     length_max,
-                    || self.service.is_permitted_to_write(),
+                    || self.upstream.permit.as_ref().is_none_or(CommandPermit::holds),
                 ), if may_read => {
                     has_arrived = step?;
                 }

@@ -106,7 +106,7 @@ impl MessageHandler<'_> {
                 Err(error) => return refused(error.to_string()),
             }
         }
-        match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
+        match !(asks_to_write || context.commits()) || self.upstream.is_permitted_to_write() {
             true => Ok(Registration::Known),
             false => refused(match service.writes.is_redefined() {
                 true => "commands from before a constraint was made anew are still under way, end them or their connections",

@@ -21,9 +21,9 @@ use crate::current_op::{self, OperationCommand};
 use crate::hiding::{self, Listing};
 use crate::indexes::{self, ClientAddress, IndexCommand};
 use crate::prepare::has_definitions;
-use crate::raw::Doc;
+use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::reply;
+use crate::server::{code, reply};
 use crate::stream::Incoming;
 use crate::traces::CommandSpan;
 use crate::upstream::Connection;
@@ -72,6 +72,7 @@ impl Session {
         self.in_transaction = context.leaves_transaction();
         note_transaction(&context, &self.service, self.replies.is_authenticated());
         self.client_span.note(&request, &context);
+        self.upstream.begin_command();
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
         let (effect, compressor) = (Effects::of(&judged), judged.request.envelope.compressor);
@@ -166,6 +167,11 @@ fn check_awaited(context: &RequestContext, client: &Incoming) -> Result<(), End>
         true => Err(End::ClientClosed),
         false => Ok(()),
     }
+}
+
+/// Whether the collection of a `drop` is gone by the server's reply. An earlier `drop` may have done that, and its client got no reply.
+fn is_dropped(reply: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(reply::is_ok(reply)? || reply::code(reply)? == Some(code::NAMESPACE_NOT_FOUND))
 }
 
 /// Notes the transaction of the client that a request belongs to.
@@ -447,7 +453,7 @@ impl MessageHandler<'_> {
             Served::Reply(reply) => {
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
-                let is_dropped = || Doc::new(reply).and_then(reply::is_ok).unwrap_or(false);
+                let is_dropped = || Doc::new(reply).and_then(is_dropped).unwrap_or(false);
                 // Boxed, as above.
                 if !to_end.is_empty()
                     && is_dropped()

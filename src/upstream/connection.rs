@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use mongodb::options::ServerAddress;
 
-use crate::fleet::Permit;
+use crate::fleet::CommandPermit;
 use crate::raw::Doc;
 use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
@@ -104,8 +104,8 @@ pub struct Connection {
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
     client_start: ClientStart,
-    /// Whether this Keyward may write, if there is a register of Keywards.
-    permit: Option<Permit>,
+    /// Whether its command may write, if there is a register of Keywards.
+    pub(crate) permit: Option<CommandPermit>,
     /// Whether the server at the other end was the primary of a replica set when it was connected to.
     is_to_primary: bool,
 }
@@ -144,18 +144,20 @@ impl Connection {
     }
 
     /// Makes writes on it depend on `permit`.
-    pub(crate) fn depend_on(&mut self, permit: Permit) {
+    pub(crate) fn depend_on(&mut self, permit: CommandPermit) {
         self.permit = Some(permit);
     }
 
-    /// The permit that writes on it depend on.
-    pub(crate) fn permit(&self) -> Option<&Permit> {
-        self.permit.as_ref()
+    /// Begins the client's next command, before anything that decides on it is read.
+    pub(crate) fn begin_command(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.begin();
+        }
     }
 
     /// Whether what takes effect may still be sent.
     pub(crate) fn is_permitted_to_write(&self) -> bool {
-        self.permit.as_ref().is_none_or(Permit::holds)
+        self.permit.as_ref().is_none_or(CommandPermit::holds)
     }
 
     /// Takes note that a statement of the client's own transaction is broken off.
@@ -253,6 +255,17 @@ impl Connection {
     /// [`ConnectionError`]; all but `TooLong` mean that the connection can't be used any more.
     pub async fn request(&mut self, command: &Draft<'_>) -> Result<Reply, ConnectionError> {
         self.send(command).await?;
+        self.receive().await
+    }
+
+    /// Does the same as [`Connection::request`], but takes no longer than `sending` until the whole command is sent. A server never runs a
+    /// command whose end is missing.
+    ///
+    /// # Errors
+    /// As [`Connection::request`], and [`ConnectionError::TimedOut`].
+    pub async fn request_within(&mut self, command: &Draft<'_>, sending: Duration) -> Result<Reply, ConnectionError> {
+        let sent = tokio::time::timeout(sending, self.send(command)).await;
+        sent.map_err(|_| ConnectionError::TimedOut(sending))??;
         self.receive().await
     }
 
@@ -371,5 +384,39 @@ async fn fill(incoming: &mut Incoming, wanted: usize) -> Result<(), ConnectionEr
     match incoming.fill(wanted).await? {
         0 => Err(ConnectionError::Closed),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::spec::BinarySubtype;
+    use bson::{Binary, doc};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::stream::split;
+
+    /// More than two sockets hold.
+    const LENGTH: usize = 32 << 20;
+
+    #[tokio::test]
+    async fn a_command_that_cannot_be_sent_in_time_ends_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (opened, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let address = ServerAddress::parse(address.to_string()).unwrap();
+        let mut connection = Connection::new(split(opened.unwrap()).unwrap(), address);
+        // It reads nothing.
+        let _server = accepted.unwrap();
+        let bytes = Binary {
+            subtype: BinarySubtype::Generic,
+            bytes: vec![0; LENGTH],
+        };
+        let body = doc! { "insert": "users", "documents": [{ "bytes": bytes }], "$db": "shop" };
+        let body = body.to_vec().unwrap();
+        let sending = Duration::from_millis(50);
+        let sent = connection.request_within(&Draft::of_body(&body), sending).await;
+        assert!(matches!(sent, Err(ConnectionError::TimedOut(limit)) if limit == sending));
+        assert!(!connection.is_in_step(), "no other command may be sent on it");
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::acknowledged::Acknowledged;
 use super::client_body::{self, NewFields};
 use super::forward_error::ForwardError;
+use super::lease_left::WriteTime;
 use super::operation::WriteOp;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
@@ -93,8 +94,7 @@ pub struct Sent {
     pub body: Vec<u8>,
 }
 
-/// Forwards the statement at `index`, `rewritten` by Keyward, under the client's own number. `time` replaces the client's
-/// limit.
+/// Forwards the statement at `index`, `rewritten` by Keyward, under the client's own number. The limit in `time` replaces the client's.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
@@ -103,7 +103,7 @@ pub async fn statement(
     (kind, index): (StatementKind, usize),
     rewritten: &[u8],
     acknowledged: Acknowledged,
-    time: Option<Duration>,
+    time: Option<WriteTime>,
 ) -> Result<Sent, ForwardError> {
     if !op.upstream.is_permitted_to_write() {
         let is_retryable = op.is_retryable();
@@ -115,7 +115,7 @@ pub async fn statement(
     }
     let new = NewFields {
         acknowledged: Some(acknowledged),
-        time,
+        time: time.map(|time| time.limit),
         times: &op.reservation_times(),
     };
     let list = kind.list();
@@ -127,7 +127,10 @@ pub async fn statement(
         Some(list) => Draft::with_documents(&body, list, [rewritten]),
         None => Draft::of_body(&body),
     };
-    let reply = op.upstream.request(&draft).await?;
+    let reply = match time {
+        Some(time) => op.upstream.request_within(&draft, time.sending).await?,
+        None => op.upstream.request(&draft).await?,
+    };
     Ok(Sent {
         outcome: outcome(reply.body())?,
         by_majority: reply::write_concern_error(reply.body())?.is_none(),

@@ -14,7 +14,7 @@ use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, TakeoverCheck, run_releases};
 use crate::command::batch::BatchCommand;
 use crate::constraint::{Key, Strategy};
-use crate::fleet::Permit;
+use crate::fleet::CommandPermit;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::Malformed;
 use crate::reply::{CommandTerms, Times, WriteRefusal};
@@ -23,7 +23,7 @@ use crate::upstream::Connection;
 
 /// Takeovers of a client's write. The permit suffices: no other definition is enforced while this Keyward may write
 /// by its own.
-struct Permitted<'a>(Option<&'a Permit>);
+struct Permitted<'a>(Option<&'a CommandPermit>);
 
 impl TakeoverCheck for Permitted<'_> {
     fn is_defined<'c>(&'c self, _: &'c ProxyCollection) -> BoxFuture<'c, Result<bool, StoreError>> {
@@ -31,7 +31,7 @@ impl TakeoverCheck for Permitted<'_> {
     }
 
     fn may_write(&self) -> bool {
-        self.0.is_none_or(Permit::holds)
+        self.0.is_none_or(CommandPermit::holds)
     }
 }
 
@@ -153,7 +153,7 @@ impl<'a> WriteOp<'a> {
 
     /// Confirms takeovers by this Keyward's permit to write.
     pub fn takeover_check(&self) -> impl TakeoverCheck {
-        Permitted(self.upstream.permit())
+        Permitted(self.upstream.permit.as_ref())
     }
 
     /// Runs the releases that the candidates' attempts ask for.

@@ -9,8 +9,9 @@ use std::cmp::Ordering;
 
 use bson::spec::ElementType;
 
-use super::{Filter, Operand, Operator, Test};
+use super::{Choices, Filter, Operand, Operator, Test};
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable, rank};
+use crate::constraint::collation::Collation;
 use crate::constraint::number::Number;
 use crate::raw::{Doc, Element};
 
@@ -81,8 +82,8 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
     if is_document && any_in_document(Doc::new(element.value)?, path, test)? {
         return Ok(true);
     }
-    let is_position = element.name == name.as_bytes() && name.bytes().all(|byte| byte.is_ascii_digit());
-    match (is_position, element.kind) {
+    let is_there = element.name == name.as_bytes() && is_position(name);
+    match (is_there, element.kind) {
         (false, _) => Ok(false),
         (true, _) if rest.is_empty() => test.holds(Some(element)),
         (true, ElementType::EmbeddedDocument) => any_in_document(Doc::new(element.value)?, rest, test),
@@ -91,22 +92,56 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
     }
 }
 
+/// Whether this part of a path may be a position in an array.
+pub(super) fn is_position(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 impl Test {
     /// Whether it holds for `element`, or for a path that leads nowhere.
     pub(super) fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Uncomparable> {
         match self {
             Test::Compare(operator, operand) => operator.holds(element, operand),
-            Test::In(operands) => {
-                for operand in operands {
-                    if Operator::Equal.holds(element, operand)? {
-                        return Ok(true);
-                    }
-                }
-                Ok(false)
-            }
+            Test::In(choices) => choices.have(element),
             Test::Type(types) => Ok(element.is_some_and(|element| types.kinds.contains(&element.kind))),
             Test::Exists => Ok(element.is_some()),
         }
+    }
+}
+
+impl Choices {
+    pub(super) fn of(operands: Vec<Operand>, collation: &Collation) -> Choices {
+        let has_null = operands.iter().any(|operand| operand.kind == ElementType::Null);
+        let has_nan = operands.iter().any(|operand| operand.is_nan);
+        let others = operands.into_iter().filter(|operand| !operand.is_nan);
+        let mut ordered: Vec<_> = others.map(|operand| (rank(operand.kind), operand.canonical)).collect();
+        ordered.sort_unstable();
+        Choices {
+            collation: collation.clone(),
+            ordered,
+            has_null,
+            has_nan,
+        }
+    }
+
+    /// Whether `element`, or a path that leads nowhere, equals one of them. An array may be tested once for each element, so this mustn't take
+    /// longer the more of them there are.
+    fn have(&self, element: Option<&Element<'_>>) -> Result<bool, Uncomparable> {
+        let Some(element) = element.filter(|element| element.kind != ElementType::Undefined) else {
+            return Ok(self.has_null);
+        };
+        if Number::of(element) == Some(Number::Nan) {
+            return Ok(self.has_nan);
+        }
+        // Strings that no constant is compared with needn't have a sort key.
+        let rank = rank(element.kind);
+        let first = self.ordered.partition_point(|(of, _)| *of < rank);
+        if self.ordered.get(first).is_none_or(|(of, _)| *of != rank) {
+            return Ok(false);
+        }
+        let mut canonical = Vec::new();
+        Canonical::for_query(&mut canonical, Strings::from(&self.collation)).append(element, false)?;
+        Ok(self.ordered.binary_search(&(rank, canonical)).is_ok())
     }
 }
 

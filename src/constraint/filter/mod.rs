@@ -8,6 +8,8 @@
 mod matching;
 mod parse;
 
+use std::sync::Arc;
+
 use bson::{Document, spec::ElementType};
 
 pub use self::parse::FILTER_OPERATORS;
@@ -27,15 +29,14 @@ pub(super) enum Filter {
     /// At least one of these holds.
     Or(Vec<Filter>),
     /// A test of the elements that a path leads to.
-    Test(String, Test),
+    Test(Arc<str>, Test),
 }
 
 /// A condition that at least one of the elements at the end of a path must meet.
 #[derive(Debug, Clone)]
 pub(super) enum Test {
     Compare(Operator, Operand),
-    /// Equal to one of these, or missing or undefined if null is among them.
-    In(Vec<Operand>),
+    In(Choices),
     Type(Types),
     Exists,
 }
@@ -58,6 +59,17 @@ pub(super) struct Operand {
     /// How its strings are compared: as the index compares strings.
     collation: Collation,
     is_nan: bool,
+}
+
+/// The constants of an `$in`: a value must equal one of them, or be missing or undefined if null is among them.
+#[derive(Debug, Clone)]
+pub(super) struct Choices {
+    /// How its strings are compared.
+    collation: Collation,
+    /// Each constant but NaN: its rank in the order of types, and its canonical form. In order.
+    ordered: Vec<(u8, Vec<u8>)>,
+    has_null: bool,
+    has_nan: bool,
 }
 
 /// A set of types.

@@ -5,9 +5,12 @@
 //! would accept the filter, but Keyward can't evaluate it exactly, the refusal gives Keyward's own reason.
 //! Source: mongodb/mongo `src/mongo/db/matcher/expression_parser.cpp`; measured on 6.0.5.
 
+use std::sync::Arc;
+
 use bson::spec::ElementType;
 
-use super::{Filter, Operand, Operator, Test, Types};
+use super::matching::is_position;
+use super::{Choices, Filter, Operand, Operator, Test, Types};
 use crate::constraint::SpecError;
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
 use crate::constraint::collation::Collation;
@@ -19,6 +22,9 @@ use crate::server::code::{
 
 /// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
 const MAX_DEPTH: usize = 4;
+
+/// The most numbers in a path. Each may be a position in an array or a field's name, so the time for a match doubles with each.
+const POSITIONS_MAX: usize = 8;
 
 /// The operators that a filter may have.
 pub const FILTER_OPERATORS: [&str; 11] = [
@@ -119,12 +125,19 @@ fn field(path: &str, element: &Element<'_>, collation: &Collation, parts: &mut V
             what: format!("the path '{path}' with an empty component"),
         });
     }
+    if path.split('.').filter(|name| is_position(name)).count() > POSITIONS_MAX {
+        return Err(SpecError::FilterUnsupported {
+            what: format!("the path '{path}' with more than {POSITIONS_MAX} numbers"),
+        });
+    }
+    // All tests share it: a filter may have many tests of one long path.
+    let path: &Arc<str> = &path.into();
     if element.kind == ElementType::RegularExpression {
         return Err(not_in_index(&format!("{path} regex")));
     }
     let Some(operators) = operators(element)? else {
         parts.push(Filter::Test(
-            path.to_owned(),
+            path.clone(),
             Test::Compare(Operator::Equal, operand(path, element, collation)?),
         ));
         return Ok(());
@@ -152,7 +165,7 @@ fn is_dbref(document: Doc<'_>) -> bool {
     has("$ref") && has("$id")
 }
 
-fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
+fn operator(path: &Arc<str>, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let compare = |operator| Ok(Test::Compare(operator, operand(path, element, collation)?));
     let test = match name(element)? {
         "$eq" => compare(Operator::Equal),
@@ -183,7 +196,7 @@ fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<
         name if name.starts_with("$_internal") => Err(SpecError::FilterUnsupported { what: name.to_owned() }),
         name => Err(SpecError::refused(BAD_VALUE, format!("unknown operator: {name}"))),
     };
-    Ok(Filter::Test(path.to_owned(), test?))
+    Ok(Filter::Test(path.clone(), test?))
 }
 
 /// Refuses a regular expression in a comparison other than equality, and a bound whose order isn't definitely known.
@@ -242,7 +255,7 @@ fn operand(path: &str, element: &Element<'_>, collation: &Collation) -> Result<O
 }
 
 /// The values of an `$in`.
-fn choices(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Vec<Operand>, SpecError> {
+fn choices(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Choices, SpecError> {
     let mut operands = Vec::new();
     for element in array(element, "$in needs an array")? {
         match element.kind {
@@ -263,11 +276,11 @@ fn choices(path: &str, element: &Element<'_>, collation: &Collation) -> Result<V
             _ => operands.push(operand(path, &element, collation)?),
         }
     }
-    Ok(operands)
+    Ok(Choices::of(operands, collation))
 }
 
 /// `$all`: an equality with each of its values.
-fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
+fn all(path: &Arc<str>, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let mut parts = Vec::new();
     for element in array(element, "$all needs an array")? {
         let has_elem_match =
@@ -279,7 +292,7 @@ fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Filte
             )));
         }
         parts.push(Filter::Test(
-            path.to_owned(),
+            path.clone(),
             Test::Compare(Operator::Equal, operand(path, &element, collation)?),
         ));
     }

@@ -80,6 +80,44 @@ fn a_document_with_too_large_keys_is_refused() {
     assert!(refused.to_string().contains("tags_1_text_1"), "{refused}");
 }
 
+/// Each element beside the first one leads into the first one, and a sparse index has no key for any of them.
+#[test]
+fn a_document_with_very_many_places_is_refused() {
+    let sparse = constraint(IndexSpec {
+        key: doc! { "a.0.0.0.0.0.x": 1 },
+        sparse: true,
+        ..Default::default()
+    });
+    let nested = |width: usize| {
+        (0..6).fold(Bson::Int32(1), |inner, _| {
+            let beside = std::iter::repeat_n(Bson::Int32(1), width - 1);
+            std::iter::once(inner).chain(beside).collect()
+        })
+    };
+    assert_eq!(keys(&sparse, doc! { "a": nested(4) }).unwrap(), []);
+    let refused = keys(&sparse, doc! { "a": nested(100) }).unwrap_err();
+    assert_eq!(refused.code(), 115);
+    assert!(refused.to_string().contains("a.0.0.0.0.0.x_1"), "{refused}");
+}
+
+/// Each number in it doubles the ways to read it.
+#[test]
+fn a_filters_path_has_few_numbers() {
+    let with = |path: &str| {
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            partial_filter_expression: Some(doc! { path: 1 }),
+            ..Default::default()
+        };
+        Constraint::new(Namespace::new("fa", "c"), spec)
+    };
+    assert!(with("a.0.1.2.3.b.4.5.6.7").is_ok());
+    assert!(matches!(
+        with("a.0.1.2.3.b.4.5.6.7.8"),
+        Err(SpecError::FilterUnsupported { .. })
+    ));
+}
+
 #[test]
 fn numeric_components_are_positions_or_names() {
     let first = on(doc! { "a.0": 1 });

@@ -46,6 +46,8 @@ impl Membership {
         self.is_listing_lost.store(false, Ordering::Release);
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
         self.declared.store(Arc::default());
+        // After that: a command that was judged by what is declared must not write by it later.
+        self.permit.begin_anew();
         self.prolong(sent + self.terms.lease);
         self.replaced.store(rejoined, Ordering::Release);
         // Only now: the task that this wakes breaks off all that it does, and that may be this.

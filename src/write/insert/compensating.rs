@@ -29,7 +29,8 @@ pub async fn insert(
     WriteOp::assert_held(ready.iter().copied());
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
     let left = op.lease_left(lease, oldest);
-    let Some(time) = left.time_to_write(op.client_deadline) else {
+    let bytes = ready.iter().map(|candidate| candidate.document.len()).sum();
+    let Some(time) = left.time_to_write(bytes, op.client_deadline) else {
         return Ok(SentDocuments::refused(
             WriteRefusal::TimeLimit,
             &op.protected.times(),
@@ -43,14 +44,14 @@ pub async fn insert(
     let positions = ready.iter().map(|candidate| candidate.position);
     let new = NewFields {
         acknowledged: None,
-        time: Some(time),
+        time: Some(time.limit),
         times: &op.reservation_times(),
     };
     let body = client_body::of_part(op.command, "documents", positions, &new)?;
     let documents = ready.iter().map(|candidate| &*candidate.document);
     let draft = Draft::with_documents(&body, "documents", documents);
     reply_within(lease, async {
-        let reply = op.upstream.request(&draft).await?;
+        let reply = op.upstream.request_within(&draft, time.sending).await?;
         read(reply.body(), ready.len(), op.command.ordered)
     })
     .await

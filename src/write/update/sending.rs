@@ -36,7 +36,7 @@ pub async fn send(
 ) -> Result<Option<Sent>, ForwardError> {
     let lease = run.op.lease_of([&*candidate]);
     let left = run.op.lease_left(lease, candidate.since);
-    let time = left.time_to_write(run.op.client_deadline);
+    let time = left.time_to_write(rewritten.len(), run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
         return Ok(None);

@@ -48,8 +48,8 @@ struct Extraction<'f, F> {
     emit: &'f mut F,
 }
 
-/// The most steps that an extraction may take. A position in a path leads into its array once for each element beside it, and a sparse index
-/// gives no key for a place without a value. So the time for a small document can grow without a bound.
+/// The most steps that an extraction may take. A position in a path leads into its array once for each element beside it. A sparse index gives
+/// no key for a place without a value. So without a limit, a small document could take very long.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps<'f> {
     /// How many are left.

@@ -306,6 +306,14 @@ impl Constraint {
         Ok(drafts.into_iter().map(KeyDraft::finish).collect())
     }
 
+    /// Checks what only a new constraint must meet, because an earlier version made constraints without it.
+    ///
+    /// # Errors
+    /// [`SpecError`] if it doesn't.
+    pub fn check_new(&self) -> Result<(), SpecError> {
+        self.filter.as_ref().map_or(Ok(()), Filter::check_new)
+    }
+
     fn steps(&self, left: usize) -> extract::Steps<'_> {
         extract::Steps {
             left,

@@ -145,8 +145,12 @@ async fn poll(
                 list.forget_violated(id);
             }
             // Once it is recorded, nothing takes that back. So a primary that has been replaced mustn't be the one that says so.
-            if builds.is_own(constraint) && prepare::is_enforced(client, constraint).await? {
-                enforced.extend(constraint.client_entry());
+            if builds.is_own(constraint) {
+                match prepare::is_enforced(client, constraint).await {
+                    Ok(true) => enforced.extend(constraint.client_entry()),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(%error, "whether the constraints are enforced can't be seen"),
+                }
             }
             continue;
         }

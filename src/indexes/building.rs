@@ -79,6 +79,7 @@ impl WantedConstraints {
         };
         specification.check_new_name().map_err(IndexRefusal::Specification)?;
         let constraint = Constraint::new(self.namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
+        constraint.check_new().map_err(IndexRefusal::Specification)?;
         let effective = self.effective(&constraint).map_err(IndexRefusal::Specification)?;
         for stated in of_file {
             if is_same_index(&effective, stated)? {

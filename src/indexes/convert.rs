@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::build::build;
 use super::building::WantedConstraints;
-use super::create::{deadline, end_without_index, waiting_client, wanted_of};
+use super::create::{AskedIndex, deadline, end_without_index, waiting_client, wanted_of};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::unique_change::UniqueChange;
@@ -28,8 +28,8 @@ use crate::write::ForwardError;
 /// The most bytes of `_id`s in the error that lists duplicates.
 const VIOLATION_BYTES_MAX: usize = 8 << 20;
 
-/// Lets one command at a time look for duplicates: that takes about 100 MB of memory, and reads the collection many times.
-static FINDING: Semaphore = Semaphore::const_new(1);
+/// How many commands may look for duplicates at once. Each takes about 100 MB of memory, and reads the collection many times.
+static FINDING: Semaphore = Semaphore::const_new(2);
 
 /// Carries out the command. Returns nothing if Keyward forwards it unchanged: the server can answer it.
 pub async fn convert_index(
@@ -94,7 +94,12 @@ async fn wanted(
     if existing.collation.is_some() && specification.collation.is_none() {
         specification.collation = Some(doc! { "locale": "simple" });
     }
-    let wanted = wanted_of(context, namespace, Some(indexes), vec![(0, specification)]).await?;
+    let asked = AskedIndex {
+        position: 0,
+        specification,
+        unreadable: None,
+    };
+    let wanted = wanted_of(context, namespace, Some(indexes), vec![asked]).await?;
     Ok(wanted.map(|(_, wanted)| wanted))
 }
 

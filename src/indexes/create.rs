@@ -18,13 +18,13 @@ use super::building::WantedConstraints;
 use super::command::{asks_for_unique, flag, index_documents, without_unique};
 use super::list::{FoundIndexes, ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
-use super::specification::{is_index_of, server_can_keep, specification_of};
+use super::specification::{is_index_of, readable_specification, server_can_keep};
 use super::waiting::WaitingClient;
 use super::{IndexContext, refused};
 use crate::authorization::{Actions, logged_in_users};
 use crate::classify::Target;
 use crate::client_constraints::ClientConstraint;
-use crate::constraint::{Constraint, IndexSpec};
+use crate::constraint::{Constraint, IndexSpec, SpecError};
 use crate::namespace::Namespace;
 use crate::prepare::Existing;
 use crate::proxy_collection::{StoreError, answered};
@@ -183,20 +183,17 @@ async fn wanted(
 ) -> Result<Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
-        let is_unique = flag(*index, "unique")?;
-        let specification = match specification_of(*index) {
-            Ok(specification) => specification,
-            Err(error) if is_unique == Some(true) => return Ok(Err(IndexRefusal::Specification(error))),
-            // If it has the name of a constraint, the server refuses it beside the constraint's index.
-            Err(_) => continue,
-        };
-        match (is_unique, specification) {
+        match (flag(*index, "unique")?, readable_specification(*index)?) {
             // The server refuses `unique` for the index on `_id`.
-            (Some(true), Some(specification)) if specification.is_on_id() => {}
+            (Some(true), Some((specification, _))) if specification.is_on_id() => {}
             // The server keeps it unique, also while `keyward shard` takes it over: it answers whether the command asks for the same.
-            (Some(true), Some(specification)) if is_unique_at_server(&specification, before) => {}
-            (Some(true), Some(specification)) => specifications.push((position, specification)),
-            (Some(false), Some(IndexSpec { name: Some(name), .. })) if is_of_client(context, namespace, &name) => {
+            (Some(true), Some((specification, _))) if is_unique_at_server(&specification, before) => {}
+            (Some(true), Some((specification, unreadable))) => specifications.push(AskedIndex {
+                position,
+                specification,
+                unreadable,
+            }),
+            (Some(false), Some((IndexSpec { name: Some(name), .. }, _))) if is_of_client(context, namespace, &name) => {
                 return Ok(Err(IndexRefusal::SameName { name }));
             }
             _ => {}
@@ -208,12 +205,22 @@ async fn wanted(
     Ok(wanted_of(context, namespace, before, specifications).await)
 }
 
-/// The same for these specifications, each with its position.
+/// A unique index that a command asks for.
+pub(super) struct AskedIndex {
+    /// Its position in the command.
+    pub position: usize,
+    /// Its specification, without an option that can't be read.
+    pub specification: IndexSpec,
+    /// Why such an option can't be read.
+    pub unreadable: Option<SpecError>,
+}
+
+/// The same for these indexes.
 pub(super) async fn wanted_of(
     context: &IndexContext<'_>,
     namespace: &Namespace,
     before: Option<&[ListedIndex]>,
-    specifications: Vec<(usize, IndexSpec)>,
+    asked: Vec<AskedIndex>,
 ) -> Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal> {
     let client = context.service.upstream.client();
     let shard_keys = answered(shard_keys(client, &[namespace])).await?;
@@ -226,12 +233,20 @@ pub(super) async fn wanted_of(
     let mut wanted = WantedConstraints::on(namespace, Existing::read(client, namespace).await?);
     let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
     let (mut positions, command) = (Vec::new(), ObjectId::new());
-    for (position, specification) in specifications {
+    for AskedIndex {
+        position,
+        specification,
+        unreadable,
+    } in asked
+    {
         let default = wanted.existing.collation.as_ref();
         let can_keep = shard_key.is_none_or(|key| server_can_keep(&specification, default, key));
         // One that is listed stays Keyward's, also if its field has become the shard key: the server has it without `unique`.
         if !wanted.is_listed(&specification, &list, before)? && can_keep {
             continue;
+        }
+        if let Some(unreadable) = unreadable {
+            return Err(IndexRefusal::Specification(unreadable));
         }
         let ids = (command, context.membership.id());
         wanted.add(specification, &of_file, ids)?;

@@ -6,32 +6,44 @@ use bson::spec::ElementType;
 use bson::{Bson, Document, RawDocumentBuf};
 
 use crate::constraint::{Constraint, IndexSpec, SpecError, id_identity, not_bson, resolved_collation};
-use crate::raw::Doc;
+use crate::raw::{Doc, Element, Malformed};
 
-/// The specification that `index` states; none if it lacks a key pattern. The server refuses an option that should be a document and isn't.
+/// The specification that `index` states; none if it lacks a key pattern that can be read.
 ///
 /// # Errors
-/// [`SpecError`] if `index` isn't BSON, or one of its documents can't be decoded.
+/// [`SpecError`] if one of its options can't be read, or it isn't BSON.
 pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, SpecError> {
-    let element = |name| index.get(name).map_err(not_bson);
-    let document = |name: &'static str| match element(name)? {
-        Some(nested) if nested.kind == ElementType::EmbeddedDocument => {
-            let unreadable = SpecError::Unreadable { option: name };
-            nested.to_document().map(Some).ok_or(unreadable)
+    let read = readable_specification(index).map_err(not_bson)?;
+    read.map_or(Ok(None), |(specification, unreadable)| {
+        unreadable.map_or(Ok(Some(specification)), Err)
+    })
+}
+
+/// The same without an option that can't be read, and the error for that. The server refuses an option that should be a document and isn't.
+pub fn readable_specification(index: Doc<'_>) -> Result<Option<(IndexSpec, Option<SpecError>)>, Malformed> {
+    let mut unreadable = None;
+    let mut document = |option| -> Result<Option<Document>, Malformed> {
+        let nested = index
+            .get(option)?
+            .filter(|nested| nested.kind == ElementType::EmbeddedDocument);
+        let read = nested.map(Element::to_document);
+        if let Some(None) = read {
+            unreadable = Some(SpecError::Unreadable { option });
         }
-        _ => Ok(None),
+        Ok(read.flatten())
     };
     let Some(key) = document("key")? else {
         return Ok(None);
     };
-    Ok(Some(IndexSpec {
+    let specification = IndexSpec {
         key,
-        name: element("name")?.and_then(|name| name.as_str().map(str::to_owned)),
-        sparse: index.is_set("sparse").map_err(not_bson)?,
+        name: index.get("name")?.and_then(|name| name.as_str().map(str::to_owned)),
+        sparse: index.is_set("sparse")?,
         partial_filter_expression: document("partialFilterExpression")?,
         collation: document("collation")?,
         ..IndexSpec::default()
-    }))
+    };
+    Ok(Some((specification, unreadable)))
 }
 
 /// Whether an index with this specification has the key and the options of `constraint`, whatever the names.

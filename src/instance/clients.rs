@@ -127,19 +127,13 @@ impl FollowedList {
         tracing::error!(%error, version = list.version, "clients' constraints can't be applied; those before still hold");
         self.refused = Some((list.version, Instant::now()));
         let is_new = |id| self.applied.entry(id).is_none();
-        let registered = match membership.entries().await {
-            Ok(entries) => Some(entries),
-            Err(error) => {
-                tracing::warn!(%error, "the register of Keywards can't be read");
-                None
-            }
-        };
-        let is_gone = |builder| {
-            let registered = registered.as_ref();
-            registered.is_some_and(|entries| entries.iter().all(|entry| entry.id != builder || entry.has_left))
+        let gone = match error {
+            // That lasts, and nothing else ends it.
+            ReloadError::Prepare(PrepareError::SamePlace { .. }) => gone_builders(&list, membership).await,
+            _ => Vec::new(),
         };
         let ends = |state| match state {
-            BuildState::Building(builder) => builder == membership.id() || is_gone(builder),
+            BuildState::Building(builder) => builder == membership.id() || gone.contains(&builder),
             BuildState::Built => false,
         };
         let builds = list.constraints.iter();
@@ -150,6 +144,9 @@ impl FollowedList {
         };
         let reply = reply_to(error);
         let ended = shared.change(|list| {
+            // Another Keyward may go on with a build by now.
+            let mut builds = builds.clone();
+            builds.retain(|id| list.entry(*id).is_some_and(|entry| ends(entry.state)));
             let ended = builds.iter().filter(|id| list.end_build(**id, &reply)).count();
             (ended > 0).then_some(())
         });
@@ -157,6 +154,23 @@ impl FollowedList {
             tracing::warn!(%error, "the list of clients' constraints can't be changed");
         }
     }
+}
+
+/// The Keywards that were to build constraints of `list`, and are in the register no more. None if the register can't be read.
+async fn gone_builders(list: &ClientConstraints, membership: &Membership) -> Vec<ObjectId> {
+    let entries = match membership.entries().await {
+        Ok(entries) => entries,
+        Err(error) => {
+            tracing::warn!(%error, "the list of clients' constraints can't be changed");
+            return Vec::new();
+        }
+    };
+    let lives = |builder: &ObjectId| entries.iter().any(|entry| entry.id == *builder && !entry.has_left);
+    let builders = list.constraints.iter().filter_map(|entry| match entry.state {
+        BuildState::Building(builder) => Some(builder),
+        BuildState::Built => None,
+    });
+    builders.filter(|builder| !lives(builder)).collect()
 }
 
 /// The list while a reload replaces one configuration by another one.

@@ -10,6 +10,7 @@ use crate::command::affected_keys::KeyChange;
 use crate::fleet::Guard;
 use crate::namespace::Namespace;
 use crate::traces::CommandSpan;
+use crate::upstream::Connection;
 use crate::wire::{Flags, Message, Rejection, Request};
 use crate::write::CommitDecision;
 use crate::write::plan::key_change;
@@ -73,15 +74,15 @@ impl<'m> Judged<'m> {
 
     /// Decides whether Keyward forwards the request at once. If the request commits a client's transaction, the decision on that
     /// commit is recorded: later statements in the transaction are refused.
-    pub(super) fn decide_to_forward(&self, drain: Option<&Drain>, service: &Service) -> bool {
+    pub(super) fn decide_to_forward(&self, drain: Option<&Drain>, service: &Service, upstream: &Connection) -> bool {
         let Ok(verdict) = &self.verdict else { return false };
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
-        let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
+        let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || upstream.is_permitted_to_write());
         let transactions = &service.writes.transactions;
         let decide_commit = |transaction| transactions.decide_commit(transaction) == CommitDecision::Forward;
         // The server refuses a commit without a transaction.
-        let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(decide_commit);
+        let may_commit = || upstream.is_permitted_to_write() && self.context.transaction.is_none_or(decide_commit);
         // If a write is in a client's transaction, this process must have seen that begin, and it may still be committed.
         let go_on = || match (verdict, self.context.transaction) {
             (Verdict::Write(_), Some(transaction)) => {

@@ -108,6 +108,8 @@ impl MessageHandler<'_> {
         }
         match !(asks_to_write || context.commits()) || self.upstream.is_permitted_to_write() {
             true => Ok(Registration::Known),
+            // It has another entry since the command was judged.
+            false if service.is_permitted_to_write() => Ok(Registration::JudgeAnew),
             false => refused(match service.writes.is_redefined() {
                 true => "commands from before a constraint was made anew are still under way, end them or their connections",
                 false => "its entry couldn't be renewed",

@@ -22,7 +22,8 @@ pub enum Requests {
         left: usize,
         /// It may only be sent while this Keyward may write.
         needs_permit: bool,
-        /// Upstream was asked to take bytes. Until then, what was found when the message was judged holds.
+        /// Time may have passed since the message was judged: Keyward served it, or upstream was asked to take bytes. Before that, what was
+        /// found then holds.
         is_begun: bool,
     },
     /// The first message in the inbox waits until no reply is pending.

@@ -40,6 +40,8 @@ struct Effects {
     needs_permit: bool,
     /// Another user may be logged in afterwards.
     may_change_user: bool,
+    /// Keyward served it before it goes on, which may have taken long.
+    is_served: bool,
 }
 
 impl Effects {
@@ -48,6 +50,7 @@ impl Effects {
             may_write: judged.context.may_write,
             needs_permit: judged.asks_to_write || judged.context.commits(),
             may_change_user: judged.context.may_change_user,
+            is_served: false,
         }
     }
 }
@@ -75,8 +78,8 @@ impl Session {
         self.upstream.begin_command();
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
-        let (effect, compressor) = (Effects::of(&judged), judged.request.envelope.compressor);
-        let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
+        let (mut effect, compressor) = (Effects::of(&judged), judged.request.envelope.compressor);
+        let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service, &self.upstream);
         let span = match self.requests == Requests::Waiting {
             true => std::mem::take(&mut self.waiting),
             false => span_of(&judged, is_forwarded),
@@ -84,6 +87,7 @@ impl Session {
         let action = if is_forwarded {
             Action::Forward(judged.pending())
         } else if self.replies.is_idle() {
+            effect.is_served = true;
             check_awaited(&judged.context, &self.client_in)?;
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // The transaction was noted for an earlier message. Its client already has the error for it, so Keyward doesn't end it here.
@@ -143,7 +147,7 @@ impl Session {
                 self.requests = Requests::Sending {
                     left: length,
                     needs_permit: effect.needs_permit,
-                    is_begun: false,
+                    is_begun: effect.is_served,
                 };
                 return;
             }

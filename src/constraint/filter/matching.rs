@@ -114,7 +114,7 @@ impl Choices {
         let has_null = operands.iter().any(|operand| operand.kind == ElementType::Null);
         let has_nan = operands.iter().any(|operand| operand.is_nan);
         let others = operands.into_iter().filter(|operand| !operand.is_nan);
-        let mut ordered: Vec<_> = others.map(|operand| (rank(operand.kind), operand.canonical)).collect();
+        let mut ordered: Vec<_> = others.map(|operand| operand.canonical).collect();
         ordered.sort_unstable();
         Choices {
             collation: collation.clone(),
@@ -134,14 +134,14 @@ impl Choices {
             return Ok(self.has_nan);
         }
         // Strings that no constant is compared with needn't have a sort key.
-        let rank = rank(element.kind);
-        let first = self.ordered.partition_point(|(of, _)| *of < rank);
-        if self.ordered.get(first).is_none_or(|(of, _)| *of != rank) {
+        let rank = [rank(element.kind)];
+        let first = self.ordered.partition_point(|one| one[..] < rank[..]);
+        if !self.ordered.get(first).is_some_and(|one| one.starts_with(&rank)) {
             return Ok(false);
         }
         let mut canonical = Vec::new();
         Canonical::for_query(&mut canonical, Strings::from(&self.collation)).append(element, false)?;
-        Ok(self.ordered.binary_search(&(rank, canonical)).is_ok())
+        Ok(self.ordered.binary_search(&canonical).is_ok())
     }
 }
 

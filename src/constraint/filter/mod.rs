@@ -21,6 +21,9 @@ use super::routing::is_alone_in_its_kind;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::code::BAD_VALUE;
 
+/// The most numbers in a path. Each may be a position in an array or a field's name, so the time for a match doubles with each.
+const POSITIONS_MAX: usize = 8;
+
 /// A partial filter, checked: a tree of tests.
 #[derive(Debug, Clone)]
 pub(super) enum Filter {
@@ -66,8 +69,8 @@ pub(super) struct Operand {
 pub(super) struct Choices {
     /// How its strings are compared.
     collation: Collation,
-    /// Each constant but NaN: its rank in the order of types, and its canonical form. In order.
-    ordered: Vec<(u8, Vec<u8>)>,
+    /// The canonical forms of all but NaN, in order. Each begins with the rank of its type.
+    ordered: Vec<Vec<u8>>,
     has_null: bool,
     has_nan: bool,
 }
@@ -97,6 +100,20 @@ impl Filter {
             .to_vec()
             .map_err(|error| SpecError::refused(BAD_VALUE, error.to_string()))?;
         parse::filter(Doc::new(&bytes).map_err(super::not_bson)?, collation)
+    }
+
+    /// Checks that matching it takes no very long time. A filter that is in use already stays as it is.
+    ///
+    /// # Errors
+    /// [`SpecError::FilterUnsupported`] if a path has very many numbers.
+    pub(super) fn check_new(&self) -> Result<(), SpecError> {
+        let numbers = |path: &str| path.split('.').filter(|name| matching::is_position(name)).count();
+        match self.paths().into_iter().find(|path| numbers(path) > POSITIONS_MAX) {
+            Some(path) => Err(SpecError::FilterUnsupported {
+                what: format!("the path '{path}' with more than {POSITIONS_MAX} numbers"),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// The paths that it tests; a path may occur more than once.

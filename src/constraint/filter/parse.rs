@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use bson::spec::ElementType;
 
-use super::matching::is_position;
 use super::{Choices, Filter, Operand, Operator, Test, Types};
 use crate::constraint::SpecError;
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
@@ -22,9 +21,6 @@ use crate::server::code::{
 
 /// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
 const MAX_DEPTH: usize = 4;
-
-/// The most numbers in a path. Each may be a position in an array or a field's name, so the time for a match doubles with each.
-const POSITIONS_MAX: usize = 8;
 
 /// The operators that a filter may have.
 pub const FILTER_OPERATORS: [&str; 11] = [
@@ -123,11 +119,6 @@ fn field(path: &str, element: &Element<'_>, collation: &Collation, parts: &mut V
     if path.split('.').any(str::is_empty) {
         return Err(SpecError::FilterUnsupported {
             what: format!("the path '{path}' with an empty component"),
-        });
-    }
-    if path.split('.').filter(|name| is_position(name)).count() > POSITIONS_MAX {
-        return Err(SpecError::FilterUnsupported {
-            what: format!("the path '{path}' with more than {POSITIONS_MAX} numbers"),
         });
     }
     // All tests share it: a filter may have many tests of one long path.

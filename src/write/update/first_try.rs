@@ -25,10 +25,9 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
     }
     let said = without_match(run).await?;
     Ok(match said.outcome {
-        Outcome::NotApplied(UnappliedReason::NoMatch) if said.by_majority => None,
-        // It is unknown what the first try did: the driver is to ask once more. Without a majority, the answer may be that of a primary that
-        // has been replaced.
-        Outcome::NotApplied(UnappliedReason::NoMatch) | Outcome::InDoubt(_) => Some(in_doubt(&said.body)?),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => None,
+        // It is unknown what the first try did: the driver is to ask once more.
+        Outcome::InDoubt(_) => Some(in_doubt(&said.body)?),
         _ => Some(said.into()),
     })
 }
@@ -36,13 +35,8 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
 /// The result of a retryable statement whose first try may have taken effect, by the server's error.
 fn in_doubt(said: &[u8]) -> Result<StatementResult, Malformed> {
     let reply = Doc::new(said)?;
-    let of_statement = reply::write_errors(reply)?.first().map(|error| error.body);
-    let of_part = match reply::is_ok(reply)? {
-        true => of_statement.or(reply::write_concern_error(reply)?),
-        false => of_statement,
-    };
-    let error = match of_part {
-        Some(error) => ErrorReply::of_part(error)?,
+    let error = match reply::write_errors(reply)?.first() {
+        Some(error) => ErrorReply::of_part(error.body)?,
         None => ErrorReply { body: said.to_vec() },
     };
     Ok(StatementResult::ErrorReply(error.in_doubt(true).body))

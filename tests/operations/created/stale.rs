@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock, mpsc};
 
 use bson::doc;
 use testkit::altering::Altering;
+use testkit::relay::{Fate, Relay, insert_into, wait_until};
 use testkit::wire::Connection;
 
 use super::*;
@@ -407,6 +408,82 @@ fn a_keyward_that_comes_back_applies_drops_and_other_options_at_once() {
     for (keyward, id) in [(&builder, 10), (&late, 11)] {
         assert_eq!(keyward.insert(DATABASE, equal(id)), Ok(()));
     }
+}
+
+/// Others took the Keyward for gone meanwhile, and enforced a constraint without it. Here it has yet to read that.
+#[test]
+fn a_command_from_before_its_keyward_was_out_of_the_register_writes_nothing() {
+    const DATABASE: &str = "created_amid_a_claim";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let builder = start_at(&cluster);
+    must(&reply(&builder, DATABASE, &create([unique_email()])));
+    let is_old = Arc::new(AtomicBool::new(false));
+    let shows_old = is_old.clone();
+    let of_list = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let gate = Arc::new(RwLock::new(()));
+    let of_relay = gate.clone();
+    let (arrived, claims) = mpsc::channel();
+    let claim = insert_into("keyward.users.email_1");
+    let pass = move |request: &[u8]| {
+        if request.windows(claim.len()).any(|bytes| bytes == claim) {
+            arrived.send(()).unwrap();
+            drop(of_relay.read());
+        }
+        Fate::Passed
+    };
+    let relay = Relay::judged(of_list.address.clone(), pass, |_| Fate::Passed);
+    let late = Keyward::of(&format!("upstream: {}\nlease: 2m\nconstraints: []\n", relay.uri())).leaving();
+    write_first(&late, DATABASE);
+    wait_until(&claims);
+    let called = |id: i32, region: &str| doc! { "_id": id, "region": region, "email": id.to_string(), "phone": 1 };
+    let late = &late;
+    std::thread::scope(|scope| {
+        let closed = gate.write().unwrap();
+        let command = doc! { "insert": "users", "documents": [called(10, "a")] };
+        let insert = scope.spawn(move || reply(late, DATABASE, &command));
+        wait_until(&claims);
+        late.freeze();
+        is_old.store(true, Ordering::SeqCst);
+        forget(&cluster, late);
+        let phone = doc! { "key": { "phone": 1 }, "name": "phone_1", "unique": true, "sparse": true };
+        must(&reply(&builder, DATABASE, &create([phone])));
+        assert_eq!(builder.insert(DATABASE, called(11, "z")), Ok(()));
+        late.wake();
+        // It may write again, elsewhere.
+        until_back(late, "created_amid_a_claim_elsewhere");
+        drop(closed);
+        let refused = insert.join().unwrap();
+        assert!(refused.to_string().contains("register"), "{refused}");
+    });
+    let found = doc! { "count": "users", "query": { "phone": 1 } };
+    assert_eq!(cluster.run(DATABASE, found).unwrap().get_i32("n").ok(), Some(1));
+}
+
+/// The names of a collection and an index may be one text together, and so may those of others.
+#[test]
+fn an_index_whose_reservations_would_lie_among_those_of_another_is_refused() {
+    const DATABASE: &str = "created_in_one_place";
+    shard_users(DATABASE);
+    let address = format!("{DATABASE}.users.address");
+    shard_on_two(&CLUSTER, &address, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = start();
+    let nested = doc! { "key": { "address.city": 1 }, "name": "address.city_1", "unique": true };
+    must(&reply(&keyward, DATABASE, &create([nested])));
+    let city = doc! { "key": { "city": 1 }, "name": "city_1", "unique": true };
+    let on_address = doc! { "createIndexes": "users.address", "indexes": [city] };
+    let refused = reply(&keyward, DATABASE, &on_address);
+    assert_eq!(refused.get_i32("code").ok(), Some(67), "{refused}");
+    let told = refused.get_str("errmsg").unwrap();
+    assert!(
+        told.contains("address.city_1") && told.contains("another name"),
+        "{told}"
+    );
+    let listed = doc! { "listIndexes": "users.address" };
+    let listed = CLUSTER.run(DATABASE, listed).unwrap().to_string();
+    assert!(!listed.contains("city_1"), "the index was made: {listed}");
+    // It is in the way of no other one.
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
 }
 
 /// It was dropped past Keyward, or Keyward was killed before it ended its constraints: they are in nobody's way.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::classify::Write;
+use crate::classify::{Target, Write};
 use crate::raw::{Doc, Malformed};
 use crate::wire::OpMsg;
 
@@ -102,7 +102,7 @@ fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
     let (mut needs, mut seen) = (Vec::new(), HashSet::new());
     let mut of_any = None;
     let mut need = |entry: Doc<'a>, actions: Actions| {
-        if let Some((database, collection)) = named(entry)? {
+        if let Some(Target { database, collection }) = named(entry)? {
             let actions = actions.and(bypass);
             let need = Need {
                 database,
@@ -141,11 +141,17 @@ fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
     Ok(needs)
 }
 
-/// The database and the collection of an entry of `nsInfo`.
-fn named<'a>(entry: Doc<'a>) -> Result<Option<(&'a [u8], &'a [u8])>, Malformed> {
+/// The collection that an entry of `nsInfo` names.
+fn named(entry: Doc<'_>) -> Result<Option<Target<'_>>, Malformed> {
     let namespace = entry.get("ns")?.and_then(|namespace| namespace.as_string_bytes());
     let dot = |text: &[u8]| text.iter().position(|byte| *byte == b'.');
-    Ok(namespace.and_then(|text| dot(text).map(|dot| (&text[..dot], &text[dot + 1..]))))
+    Ok(namespace.and_then(|text| {
+        let dot = dot(text)?;
+        Some(Target {
+            database: &text[..dot],
+            collection: &text[dot + 1..],
+        })
+    }))
 }
 
 fn any(message: &OpMsg<'_>, field: &str, is: impl Fn(Doc<'_>) -> Result<bool, Malformed>) -> Result<bool, Malformed> {

@@ -477,10 +477,10 @@ fn output<'a>(
     if let Some(specification) = out.as_document_or_array()? {
         visit_all(specification, |element| match element.name {
             b"db" if databases.len() <= TARGETS_MAX => databases.extend(element.as_string_bytes()),
-            b"coll" | b"into" | b"replace" | b"merge" | b"reduce" | b"normal" | b"$out" | b"$merge" => {
-                if collections.len() <= TARGETS_MAX {
-                    collections.push(*element);
-                }
+            b"coll" | b"into" | b"replace" | b"merge" | b"reduce" | b"normal" | b"$out" | b"$merge"
+                if collections.len() <= TARGETS_MAX =>
+            {
+                collections.push(*element);
             }
             _ => {}
         })?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bson::oid::ObjectId;
+use mongodb::Client;
 
 use super::{Membership, RegisterEntry};
 use crate::backfill_share::BackfillShare;
@@ -39,8 +40,23 @@ impl<'a> Builds<'a> {
     }
 
     /// Whether this Keyward builds `constraint`.
-    pub(super) fn is_own(&self, constraint: &Constraint) -> bool {
+    fn is_own(&self, constraint: &Constraint) -> bool {
         self.builder(constraint) == Some(self.own)
+    }
+
+    /// The entry of `constraint`, if this Keyward builds it and it is enforced. Once that is recorded, nothing takes it back. So a primary that
+    /// has been replaced mustn't be the one that says so.
+    pub(super) async fn enforced(&self, client: &Client, constraint: &Constraint) -> Option<ObjectId> {
+        if !self.is_own(constraint) {
+            return None;
+        }
+        match prepare::is_enforced(client, constraint).await {
+            Ok(is_enforced) => constraint.client_entry().filter(|_| is_enforced),
+            Err(error) => {
+                tracing::warn!(%error, "whether the constraints are enforced can't be seen");
+                None
+            }
+        }
     }
 
     /// Begins the builds of those of `constraints` that this Keyward is to build: takes back that they are enforced.

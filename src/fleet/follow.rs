@@ -144,14 +144,7 @@ async fn poll(
             if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
                 list.forget_violated(id);
             }
-            // Once it is recorded, nothing takes that back. So a primary that has been replaced mustn't be the one that says so.
-            if builds.is_own(constraint) {
-                match prepare::is_enforced(client, constraint).await {
-                    Ok(true) => enforced.extend(constraint.client_entry()),
-                    Ok(false) => {}
-                    Err(error) => tracing::warn!(%error, "whether the constraints are enforced can't be seen"),
-                }
-            }
+            enforced.extend(builds.enforced(client, constraint).await);
             continue;
         }
         service.note_enforced(constraint, false);

@@ -409,6 +409,7 @@ impl Session {
             }
             self.unpack_large().await?;
         }
+        self.upstream.begin_command();
         self.handle().await?;
         Ok(Stepped::On)
     }

@@ -45,12 +45,12 @@ struct Effects {
 }
 
 impl Effects {
-    fn of(judged: &Judged<'_>) -> Effects {
+    fn of(judged: &Judged<'_>, is_served: bool) -> Effects {
         Effects {
             may_write: judged.context.may_write,
             needs_permit: judged.asks_to_write || judged.context.commits(),
             may_change_user: judged.context.may_change_user,
-            is_served: false,
+            is_served,
         }
     }
 }
@@ -75,11 +75,10 @@ impl Session {
         self.in_transaction = context.leaves_transaction();
         note_transaction(&context, &self.service, self.replies.is_authenticated());
         self.client_span.note(&request, &context);
-        self.upstream.begin_command();
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
-        let (mut effect, compressor) = (Effects::of(&judged), judged.request.envelope.compressor);
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service, &self.upstream);
+        let (effect, compressor) = (Effects::of(&judged, !is_forwarded), judged.request.envelope.compressor);
         let span = match self.requests == Requests::Waiting {
             true => std::mem::take(&mut self.waiting),
             false => span_of(&judged, is_forwarded),
@@ -87,7 +86,6 @@ impl Session {
         let action = if is_forwarded {
             Action::Forward(judged.pending())
         } else if self.replies.is_idle() {
-            effect.is_served = true;
             check_awaited(&judged.context, &self.client_in)?;
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // The transaction was noted for an earlier message. Its client already has the error for it, so Keyward doesn't end it here.

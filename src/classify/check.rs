@@ -328,17 +328,20 @@ fn bulk_write<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Re
         return Ok(verdict);
     };
     let named = bulk_namespaces(&command.message)?;
-    // An entry that no operation names is written to by none, and the client needs no rights there.
-    let is_named = |index: &usize| named.as_ref().is_none_or(|named| named.contains(index));
-    let entries = batch.iter()?.filter_map(Result::ok).enumerate();
-    for (_, entry) in entries.filter(|(index, _)| is_named(index)) {
+    for (index, entry) in batch.iter()?.filter_map(Result::ok).enumerate() {
+        let is_named = named.as_ref().is_none_or(|named| named.contains(&index));
         for field in entry.elements() {
             let field = field?;
             let targets = (field.name == b"ns")
                 .then(|| Target::whole(&field))
                 .into_iter()
                 .flatten();
-            match Target::find(targets, protection) {
+            let found = match is_named {
+                true => Target::find(targets, protection),
+                // No operation writes there, and the client may have no rights there.
+                false => Target::find_unwritten(targets, protection),
+            };
+            match found {
                 Some((target, TargetKind::KeywardsOwn)) => {
                     return Ok(Verdict::Refuse(CommandRefusal::of(
                         command.name,

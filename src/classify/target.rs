@@ -57,6 +57,22 @@ impl<'a> Target<'a> {
             .find_map(|target| Some((target, target.kind(protection)?)))
     }
 
+    /// The same for a command that writes to none of them.
+    pub fn find_unwritten(
+        targets: impl IntoIterator<Item = Target<'a>>,
+        protection: &impl Protection,
+    ) -> Option<(Target<'a>, TargetKind)> {
+        targets.into_iter().find_map(|target| {
+            let Target { database, collection } = target;
+            match protection.has_constraints(database, collection) {
+                true => Some((target, TargetKind::Protected)),
+                false => protection
+                    .is_keywards_own(database, collection)
+                    .then_some((target, TargetKind::KeywardsOwn)),
+            }
+        })
+    }
+
     /// `collection` in `database`.
     pub fn in_database(database: &'a [u8], collection: &Element<'a>) -> impl Iterator<Item = Self> + use<'a> {
         Self::readings(collection).map(move |collection| Target { database, collection })

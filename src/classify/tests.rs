@@ -4,6 +4,7 @@ use bson::{Bson, Document, doc};
 
 use super::*;
 use crate::constraint::{Constraint, IndexSpec};
+use crate::fleet::Guard;
 use crate::namespace::Namespace;
 use crate::wire::{Draft, OpMsg, OutSequence};
 
@@ -240,29 +241,44 @@ fn a_change_of_a_protected_collections_shard_key_is_a_write() {
 }
 
 #[test]
-fn bulk_write_is_judged_by_the_namespaces_of_its_operations() {
-    let insert = |index: Bson| doc! { "insert": index, "document": {} };
-    let names = |index: i32| insert(index.into());
-    for (namespaces, operations, expected) in [
-        (&["shop.orders"][..], vec![names(0)], Forward),
-        (&["shop.orders", "shop.users"], vec![names(0), names(1)], Write),
-        (&["shop.orders", "shop.users"], vec![insert(Bson::Double(1.0))], Write),
-        (&["shop.users", "shop.keyward.users.a"], vec![names(1)], KeywardsOwn),
-        (&["users"], vec![names(0)], Forward),
-        // No operation names it.
-        (&["shop.orders", "shop.users"], vec![names(0)], Forward),
-        (&["shop.users"], vec![], Forward),
-        // One that can't be read may name any.
-        (&["shop.orders", "shop.users"], vec![insert(Bson::Double(0.5))], Write),
-        (
-            &["shop.orders", "shop.users"],
-            vec![doc! { "document": {}, "insert": 1 }],
-            Write,
-        ),
+fn bulk_write_is_judged_by_its_namespaces() {
+    for (namespaces, expected) in [
+        (&["shop.orders"][..], Forward),
+        (&["shop.orders", "shop.users"], Write),
+        (&["shop.users", "shop.keyward.users.a"], KeywardsOwn),
+        (&["users"], Forward),
     ] {
         let entries: Vec<_> = namespaces.iter().map(|ns| doc! { "ns": *ns }).collect();
-        let body = doc! { "bulkWrite": 1, "ops": operations };
-        check_batch("admin", body, "nsInfo", &entries, expected);
+        for operations in [
+            vec![],
+            (0..2).map(|index| doc! { "insert": index, "document": {} }).collect(),
+        ] {
+            let body = doc! { "bulkWrite": 1, "ops": operations };
+            check_batch("admin", body, "nsInfo", &entries, expected);
+        }
+    }
+}
+
+/// A client needs no rights on the other collections, so it mustn't be able to have them registered.
+#[test]
+fn a_bulk_write_writes_only_where_its_operations_say() {
+    let insert = |index: Bson| doc! { "insert": index, "document": {} };
+    for (operations, asks) in [
+        (vec![], false),
+        (vec![insert(1.into())], false),
+        (vec![insert(0.into())], true),
+        (vec![insert(Bson::Double(0.0))], true),
+        // Those that can't be read may write anywhere.
+        (vec![insert(Bson::Double(0.5))], true),
+        (vec![doc! { "document": {}, "insert": 1 }], true),
+    ] {
+        let body =
+            doc! { "bulkWrite": 1, "ops": operations.clone(), "nsInfo": [{ "ns": "shop.orders" }], "$db": "admin" };
+        let body = body.to_vec().unwrap();
+        let bytes = Draft::of_body(&body).frame(1, 0).unwrap().to_vec();
+        let guard = Guard::new(&Shop, None);
+        classify(&Message::Msg(OpMsg::parse(&bytes).unwrap()), &guard).unwrap();
+        assert_eq!(guard.is_asked(), asks, "{operations:?}");
     }
 }
 

@@ -50,8 +50,12 @@ const FEW: usize = 16;
 /// The most memory, in bytes, that the keys of one document may take. A key of several fields repeats their values for each element of an
 /// array, so without a limit one document could take all memory.
 const KEY_BYTES_MAX: usize = 256 << 20;
-/// The most places to which the arrays of one document may lead. A document of 16 MB has fewer elements.
+/// The most places to which the arrays of one document may lead.
 const PLACES_MAX: usize = 16 << 20;
+/// The same for each byte of the document, and for the smallest one: a command may have many documents. They seldom lead to more places than
+/// they have elements.
+const PLACES_PER_BYTE: usize = 16;
+const PLACES_OF_SMALLEST: usize = 1 << 13;
 
 /// The prefix of the names of proxy collections.
 pub const PROXY_PREFIX: &str = "keyward.";
@@ -124,7 +128,7 @@ pub enum KeyError {
         /// The constraint's name.
         constraint: String,
     },
-    /// The arrays of the document lead to more than [`PLACES_MAX`] places. This is Keyward's own refusal.
+    /// The arrays of the document lead to very many places, far more than it has elements. This is Keyward's own refusal.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     TooManyPlaces {
         /// The constraint's name.
@@ -255,7 +259,8 @@ impl Constraint {
     /// # Errors
     /// [`KeyError`] if the server would refuse the document whatever the collection holds, or if Keyward refuses it.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
-        self.keys_within(document, KEY_BYTES_MAX, PLACES_MAX)
+        let places = PLACES_OF_SMALLEST + document.bytes().len() * PLACES_PER_BYTE;
+        self.keys_within(document, KEY_BYTES_MAX, places.min(PLACES_MAX))
     }
 
     /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them. None if the
@@ -499,8 +504,8 @@ impl KeyError {
             )
             .into_bytes(),
             KeyError::TooManyPlaces { constraint } => format!(
-                "Keyward can't find the keys of unique constraint {constraint} in this document: the arrays on its paths lead to more \
-                 than {PLACES_MAX} places; shorten them"
+                "Keyward can't find the keys of unique constraint {constraint} in this document: the arrays on its paths lead to too many \
+                 places; shorten them"
             )
             .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::left_out::LeftOutConstraints;
 use crate::client_constraints::{
-    BuildState, BuildUnderWay, ClientConstraintStore, ClientConstraints, FoundList, SharedList, builds_under_way,
-    reply_of_violated,
+    BuildState, BuildUnderWay, ClientConstraint, ClientConstraintStore, ClientConstraints, FoundList, SharedList,
+    builds_under_way, reply_of_violated,
 };
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, ConstraintName};
 use crate::fleet::{ClientsView, Membership};
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
@@ -117,8 +117,8 @@ impl FollowedList {
         self.refused = None;
     }
 
-    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do, and those of Keywards that are gone:
-    /// otherwise one of them would keep every later list from being applied.
+    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do. If it can never be applied, because of a
+    /// constraint whose builder is gone, it ends that build, too.
     pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, membership: &Membership) {
         self.note_applying(self.applied.version);
         if let ReloadError::ListChanged = error {
@@ -129,15 +129,17 @@ impl FollowedList {
         let is_new = |id| self.applied.entry(id).is_none();
         let gone = match error {
             // That lasts, and nothing else ends it.
-            ReloadError::Prepare(PrepareError::SamePlace { .. }) => gone_builders(&list, membership).await,
-            _ => Vec::new(),
+            ReloadError::Prepare(PrepareError::SamePlace { constraint, .. }) => {
+                gone_builder(&list, constraint, membership).await
+            }
+            _ => None,
         };
-        let ends = |state| match state {
-            BuildState::Building(builder) => builder == membership.id() || gone.contains(&builder),
+        let ends = |entry: &ClientConstraint| match entry.state {
+            BuildState::Building(builder) => builder == membership.id() || gone == Some((entry.id, builder)),
             BuildState::Built => false,
         };
         let builds = list.constraints.iter();
-        let builds = builds.filter(|entry| is_new(entry.id) && ends(entry.state));
+        let builds = builds.filter(|entry| is_new(entry.id) && ends(entry));
         let builds: Vec<ObjectId> = builds.map(|entry| entry.id).collect();
         let (Some(shared), false) = (&self.shared, builds.is_empty()) else {
             return;
@@ -146,7 +148,7 @@ impl FollowedList {
         let ended = shared.change(|list| {
             // Another Keyward may go on with a build by now.
             let mut builds = builds.clone();
-            builds.retain(|id| list.entry(*id).is_some_and(|entry| ends(entry.state)));
+            builds.retain(|id| list.entry(*id).is_some_and(ends));
             let ended = builds.iter().filter(|id| list.end_build(**id, &reply)).count();
             (ended > 0).then_some(())
         });
@@ -156,21 +158,28 @@ impl FollowedList {
     }
 }
 
-/// The Keywards that were to build constraints of `list`, and are in the register no more. None if the register can't be read.
-async fn gone_builders(list: &ClientConstraints, membership: &Membership) -> Vec<ObjectId> {
-    let entries = match membership.entries().await {
-        Ok(entries) => entries,
+/// The entry of `constraint` in `list`, and the Keyward that was to build it, if that is in the register no more. None if the register can't
+/// be read.
+async fn gone_builder(
+    list: &ClientConstraints,
+    constraint: &ConstraintName,
+    membership: &Membership,
+) -> Option<(ObjectId, ObjectId)> {
+    let mut entries = list.constraints.iter();
+    let entry = entries.find(|entry| entry.constraint.full_name() == *constraint)?;
+    let BuildState::Building(builder) = entry.state else {
+        return None;
+    };
+    match membership.entries().await {
+        Ok(registered) => {
+            let lives = registered.iter().any(|one| one.id == builder && !one.has_left);
+            (!lives).then_some((entry.id, builder))
+        }
         Err(error) => {
             tracing::warn!(%error, "the list of clients' constraints can't be changed");
-            return Vec::new();
+            None
         }
-    };
-    let lives = |builder: &ObjectId| entries.iter().any(|entry| entry.id == *builder && !entry.has_left);
-    let builders = list.constraints.iter().filter_map(|entry| match entry.state {
-        BuildState::Building(builder) => Some(builder),
-        BuildState::Built => None,
-    });
-    builders.filter(|builder| !lives(builder)).collect()
+    }
 }
 
 /// The list while a reload replaces one configuration by another one.

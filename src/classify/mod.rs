@@ -7,6 +7,7 @@
 
 mod check;
 mod command;
+mod pipeline;
 mod refusal;
 mod removal;
 mod rule;

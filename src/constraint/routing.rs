@@ -7,6 +7,7 @@
 use bson::spec::ElementType;
 
 use super::collation::Collation;
+use super::filter::is_position;
 use super::key::KeyDraft;
 use super::number::Number;
 use super::{Constraint, Key};
@@ -38,7 +39,6 @@ impl Constraint {
         if self.collation.resolved().is_some() {
             return Some("a router doesn't find the shard of a query under a collation");
         }
-        let is_position = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
         if self.fields.iter().any(|field| field.path.split('.').any(is_position)) {
             return Some("a query by an array's position also matches a field with a number as its name");
         }

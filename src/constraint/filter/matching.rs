@@ -93,7 +93,7 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
 }
 
 /// Whether this part of a path may be a position in an array.
-pub(super) fn is_position(name: &str) -> bool {
+pub(in crate::constraint) fn is_position(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_digit())
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use bson::{Document, spec::ElementType};
 
+pub(super) use self::matching::is_position;
 pub use self::parse::FILTER_OPERATORS;
 
 use super::SpecError;
@@ -107,7 +108,7 @@ impl Filter {
     /// # Errors
     /// [`SpecError::FilterUnsupported`] if a path has very many numbers.
     pub(super) fn check_new(&self) -> Result<(), SpecError> {
-        let numbers = |path: &str| path.split('.').filter(|name| matching::is_position(name)).count();
+        let numbers = |path: &str| path.split('.').filter(|name| is_position(name)).count();
         match self.paths().into_iter().find(|path| numbers(path) > POSITIONS_MAX) {
             Some(path) => Err(SpecError::FilterUnsupported {
                 what: format!("the path '{path}' with more than {POSITIONS_MAX} numbers"),

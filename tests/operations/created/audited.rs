@@ -1,8 +1,5 @@
 //! A Keyward audits a collection while it has yet to apply a client's constraint there.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use bson::Bson;
 
 use super::*;
@@ -34,9 +31,7 @@ fn assert_audited_for_both(database: &str, applies: impl FnOnce(Keyward, &Cluste
     let builder = start_at(&cluster);
     let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true };
     must(&reply(&builder, database, &create([name])));
-    let is_old = Arc::new(AtomicBool::new(false));
-    let shows_old = is_old.clone();
-    let relay = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let (is_old, relay) = with_switched_list(&cluster);
     // It writes nothing there, so constraints are enforced without it.
     let late = auditing_at(&relay.uri());
     late.until("a record", || record(&cluster, database).is_some());

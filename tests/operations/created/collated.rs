@@ -1,8 +1,5 @@
 //! A client's constraint whose collection was dropped past Keyward, and created with other options.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use testkit::relay::{Relay, insert_into};
 
 use super::*;
@@ -77,9 +74,7 @@ fn a_keyward_that_comes_back_to_the_register_reserves_by_the_present_collation()
     shard_users_of(&cluster, DATABASE);
     let builder = start_at(&cluster);
     must(&reply(&builder, DATABASE, &create([unique_email()])));
-    let is_old = Arc::new(AtomicBool::new(false));
-    let shows_old = is_old.clone();
-    let relay = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let (is_old, relay) = with_switched_list(&cluster);
     let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", relay.uri());
     let late = Keyward::of(&settings).leaving();
     late.insert(DATABASE, user(1, "former")).unwrap();
@@ -146,9 +141,7 @@ fn a_list_with_a_constraint_made_anew_waits_for_writes_by_the_former_collation()
     must(&reply(&builder, DATABASE, &create([unique_email()])));
     let identity = first_of(&cluster, DATABASE, doc! { "find": "keyward.constraints" });
     let identity = identity.get_object_id("identity").unwrap();
-    let is_old = Arc::new(AtomicBool::new(false));
-    let shows_old = is_old.clone();
-    let of_list = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let (is_old, of_list) = with_switched_list(&cluster);
     let relay = Relay::start(of_list.address.clone());
     // The outcome of the write below becomes known within its lease.
     let late = Keyward::of(&format!("upstream: {}\nlease: 2m\nconstraints: []\n", relay.uri())).leaving();

@@ -17,7 +17,8 @@ mod resharded;
 mod shown;
 mod stale;
 
-use std::sync::{LazyLock, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use bson::{Bson, Document, doc};
 use testbed::Cluster;
@@ -57,6 +58,14 @@ fn with_old_list(cluster: &Cluster, is_old: impl Fn(&[Bson]) -> bool + Send + Sy
             None => *before = Some(Bson::Array(found)),
         }
     })
+}
+
+/// The same for as long as the switch is on.
+fn with_switched_list(cluster: &Cluster) -> (Arc<AtomicBool>, Altering) {
+    let is_old = Arc::new(AtomicBool::new(false));
+    let shows_old = is_old.clone();
+    let relay = with_old_list(cluster, move |_| shows_old.load(Ordering::SeqCst));
+    (is_old, relay)
 }
 
 /// Shards `database.users` by `region` over two shards.

@@ -1,8 +1,7 @@
 //! Keywards whose view of the list of clients' constraints is older than what a client was told.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock, mpsc};
+use std::sync::{RwLock, mpsc};
 
 use bson::doc;
 use testkit::altering::Altering;
@@ -418,9 +417,7 @@ fn a_command_from_before_its_keyward_was_out_of_the_register_writes_nothing() {
     shard_users_of(&cluster, DATABASE);
     let builder = start_at(&cluster);
     must(&reply(&builder, DATABASE, &create([unique_email()])));
-    let is_old = Arc::new(AtomicBool::new(false));
-    let shows_old = is_old.clone();
-    let of_list = with_old_list(&cluster, move |_| shows_old.load(Ordering::SeqCst));
+    let (is_old, of_list) = with_switched_list(&cluster);
     let gate = Arc::new(RwLock::new(()));
     let of_relay = gate.clone();
     let (arrived, claims) = mpsc::channel();

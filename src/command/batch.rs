@@ -180,6 +180,7 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal>
         }
         None => all,
     };
+    check_numbers(statements.as_deref().unwrap_or_default())?;
     Ok(Some(Retry {
         session,
         txn_number,
@@ -207,6 +208,18 @@ pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, WriteRefusal> {
             .and_then(|element| i32::try_from(element.as_whole_number()?).ok())
     };
     array.elements().map(number).collect::<Option<Vec<_>>>().ok_or(wrong)
+}
+
+/// Checks the statement numbers of a retryable write.
+///
+/// # Errors
+/// [`WriteRefusal::NegativeNumber`]: to a server, -1 means that a statement isn't retryable. It keeps no memory of it, and even carries out one
+/// about many documents.
+pub fn check_numbers(statements: &[i32]) -> Result<(), WriteRefusal> {
+    match statements.iter().any(|number| *number < 0) {
+        true => Err(WriteRefusal::NegativeNumber),
+        false => Ok(()),
+    }
 }
 
 /// Whether the batch is ordered. The server refuses a value that isn't a boolean.

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
-use super::batch::{BATCH_MAX, documents, is_unacknowledged, malformed, max_time, numbers, numbers_from};
+use super::batch::{
+    BATCH_MAX, check_numbers, documents, is_unacknowledged, malformed, max_time, numbers, numbers_from,
+};
 use super::shape::Form;
 use super::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element};
@@ -65,6 +67,14 @@ pub struct BulkWrite<'a> {
     pub in_transaction: bool,
 }
 
+/// The fields of an entry of `nsInfo`.
+const FIELDS_OF_NAMESPACE: [&[u8]; 4] = [
+    b"ns",
+    b"collectionUUID",
+    b"encryptionInformation",
+    b"isTimeseriesNamespace",
+];
+
 impl<'a> BulkWrite<'a> {
     /// Reads a command.
     ///
@@ -94,6 +104,11 @@ impl<'a> BulkWrite<'a> {
             return Err(WriteRefusal::Bulk(BulkFault::TooLong));
         }
         let in_transaction = field("autocommit")?.is_some();
+        let numbers = match field("txnNumber")? {
+            Some(_) if !in_transaction => Some(statement_numbers(body, operations.len())?),
+            _ => None,
+        };
+        check_numbers(numbers.as_deref().unwrap_or_default())?;
         Ok(BulkWrite {
             body,
             namespaces,
@@ -101,10 +116,7 @@ impl<'a> BulkWrite<'a> {
             errors_only,
             max_time: max_time(field("maxTimeMS")?)?,
             unacknowledged: is_unacknowledged(field("writeConcern")?)?,
-            numbers: match field("txnNumber")? {
-                Some(_) if !in_transaction => Some(statement_numbers(body, operations.len())?),
-                _ => None,
-            },
+            numbers,
             in_transaction,
             operations,
         })
@@ -129,6 +141,13 @@ fn missing(path: &str) -> WriteRefusal {
 }
 
 fn named(entry: Doc<'_>) -> Result<Named<'_>, WriteRefusal> {
+    for field in entry.elements() {
+        let field = field.map_err(malformed)?;
+        // They go on in the operations' commands, where another field would count as the command's: `autocommit`, for example.
+        if !FIELDS_OF_NAMESPACE.contains(&field.name) {
+            return Err(unknown("nsInfo", field.name));
+        }
+    }
     let ns = entry.get("ns").map_err(malformed)?;
     let ns = ns.ok_or_else(|| missing("bulkWrite.nsInfo.ns"))?;
     let name = match ns.kind {

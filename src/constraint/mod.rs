@@ -17,9 +17,10 @@ mod number;
 mod rewrite;
 mod routing;
 mod spec;
+mod stored_keys;
 mod text;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc, oid::ObjectId, spec::ElementType};
 
@@ -41,6 +42,7 @@ pub(crate) use self::text::bytes_of_hex;
 
 pub use self::routing::{root_of, values_asked_for};
 pub use self::spec::{ID_INDEX, IndexSpec, OnViolation, Sharding, SpecError, Strategy};
+pub use self::stored_keys::StoredKeys;
 
 use self::spec::KeyField;
 
@@ -263,10 +265,20 @@ impl Constraint {
         self.keys_within(document, KEY_BYTES_MAX, places.min(PLACES_MAX))
     }
 
-    /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them. None if the
-    /// constraint can't index it (parallel arrays, for example): then it was written past the constraint.
-    pub fn keys_of_stored(&self, document: Doc<'_>) -> Vec<Key> {
-        self.keys_within(document, usize::MAX, usize::MAX).unwrap_or_default()
+    /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them.
+    ///
+    /// A look-up reads only some fields of a document. So its size here doesn't show how many places a write of it could have, and each
+    /// document has the limit of the largest one.
+    pub fn keys_of_stored(&self, document: Doc<'_>) -> StoredKeys {
+        self.stored_keys_within(document, PLACES_MAX)
+    }
+
+    fn stored_keys_within(&self, document: Doc<'_>, places: usize) -> StoredKeys {
+        match self.keys_within(document, usize::MAX, places) {
+            Ok(keys) => StoredKeys::These(keys.into_iter().collect()),
+            Err(KeyError::TooManyPlaces { .. }) => StoredKeys::Unknown,
+            Err(_) => StoredKeys::These(HashSet::new()),
+        }
     }
 
     fn keys_within(&self, document: Doc<'_>, bytes_max: usize, places_max: usize) -> Result<Vec<Key>, KeyError> {

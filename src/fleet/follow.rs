@@ -281,7 +281,7 @@ async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kep
     membership.list(&reserving.identities(|_| true), rejoined).await?;
     reserving.check_unchanged(client, |_| true).await?;
     if let Some(doubt) = doubt {
-        membership.confirm(doubt).await?;
+        confirm(service, membership, doubt).await?;
     }
     Ok(())
 }
@@ -340,9 +340,16 @@ async fn end_doubt(service: &Service, membership: &Membership, doubt: u64) -> Re
     let constraints = protected.map(|proxy| &*proxy.constraint);
     let are_listed = prepare::are_listed(service.upstream.client(), constraints, &listed).await?;
     match are_listed && !service.writes.is_redefined() {
-        true => membership.confirm(doubt).await,
+        true => confirm(service, membership, doubt).await,
         false => Ok(()),
     }
+}
+
+/// Ends a doubt: the constraints are listed, and the cluster has them as they are here. First it refuses the commit of the transactions from
+/// before. Until now, nothing could be committed at all.
+async fn confirm(service: &Service, membership: &Membership, doubt: u64) -> Result<(), StoreError> {
+    service.writes.refuse_transactions_until_now();
+    membership.confirm(doubt).await
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a

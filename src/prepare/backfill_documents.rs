@@ -178,7 +178,7 @@ async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<O
     {
         let malformed = |_| StoreError::Unexpected("a document");
         let same_id = Doc::new(same_id.as_bytes()).map_err(malformed)?;
-        if proxy.constraint.keys_of_stored(same_id).contains(key) {
+        if proxy.constraint.keys_of_stored(same_id).may_have(key) {
             owners.push(owner_of(protected, same_id).map_err(malformed)?);
         }
     }

@@ -16,7 +16,7 @@ use super::find::ALL_AT_ONCE;
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
-use crate::constraint::{Key, id_identity, root_of};
+use crate::constraint::{Key, StoredKeys, id_identity, root_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
@@ -61,22 +61,30 @@ impl Owner {
 }
 
 impl ProxyCollection {
-    /// Returns for each key whether its own owner holds it.
+    /// Returns for each key whether its own owner holds it. An owner whose keys can't be found out counts as the holder.
     ///
     /// Another document of the same look-up that holds the key doesn't count.
     pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(pairs.len());
         for pairs in pairs.chunks(self.owners_max()) {
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
+            let mut ids_of_unknown = HashSet::new();
             for document in self.owners(pairs, scope).await? {
                 let id = id_identity(&id_of(&document)?);
-                for key in self.keys_of(&[document])? {
-                    ids_of_owners.entry(key).or_default().push(id.clone());
+                match self.keys_of(&document)? {
+                    StoredKeys::These(keys) => {
+                        for key in keys {
+                            ids_of_owners.entry(key).or_default().push(id.clone());
+                        }
+                    }
+                    StoredKeys::Unknown => {
+                        ids_of_unknown.insert(id);
+                    }
                 }
             }
             let is_held = |(key, owner): &(&Key, &Owner)| {
-                let ids_of_owners = ids_of_owners.get(*key);
-                ids_of_owners.is_some_and(|ids_of_owners| ids_of_owners.contains(&id_identity(&owner.id)))
+                let (ids_of_owners, id) = (ids_of_owners.get(*key), id_identity(&owner.id));
+                ids_of_unknown.contains(&id) || ids_of_owners.is_some_and(|ids_of_owners| ids_of_owners.contains(&id))
             };
             held.extend(pairs.iter().map(is_held));
         }
@@ -238,13 +246,9 @@ impl ProxyCollection {
         Ok(projection)
     }
 
-    pub(super) fn keys_of(&self, documents: &[RawDocumentBuf]) -> Result<HashSet<Key>, StoreError> {
-        let mut keys = HashSet::new();
-        for document in documents {
-            let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
-            keys.extend(self.constraint.keys_of_stored(document));
-        }
-        Ok(keys)
+    pub(super) fn keys_of(&self, document: &RawDocumentBuf) -> Result<StoredKeys, StoreError> {
+        let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
+        Ok(self.constraint.keys_of_stored(document))
     }
 }
 

@@ -283,8 +283,10 @@ impl ProxyCollection {
             }
             places.push(owner);
         }
-        if self.keys_of(&others)?.contains(settling.key) {
-            return Ok(Next::Done(TakenOver::OwnerHolds));
+        for other in &others {
+            if self.keys_of(other)?.may_have(settling.key) {
+                return Ok(Next::Done(TakenOver::OwnerHolds));
+            }
         }
         // The server skips an update that changes nothing, so one update sets the field and another removes it.
         for operator in ["$set", "$unset"] {

@@ -3,7 +3,6 @@
 //! A document arrives after its reservation and goes before it. If Keyward reads one after the other, they may seem to
 //! contradict each other although both are right. In one snapshot of all shards they can't.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use mongodb::ClientSession;
@@ -13,7 +12,7 @@ use super::reading::find_keys;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError};
-use crate::constraint::Key;
+use crate::constraint::{Key, StoredKeys};
 use crate::raw::Doc;
 use crate::reservation::Scope;
 
@@ -26,7 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct Moment {
     /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys. Under a
-    /// default collation of the collection, also documents whose `_id` equals one of theirs.
+    /// default collation of the collection, also documents whose `_id` equals one of theirs. If the keys of the first two can't be found
+    /// out, they count as holders.
     pub owners: Vec<Owner>,
     /// The document under its `_id` in the proxy collection.
     pub entry: Option<ProxyDocument>,
@@ -84,15 +84,15 @@ impl ProxyCollection {
             .map(|(_, reservation)| &reservation.owner)
             .chain(pairs.iter().map(|(_, owner)| *owner))
             .collect();
-        let mut owners: Vec<(Owner, HashSet<Key>)> = Vec::new();
+        let mut owners: Vec<(Owner, StoredKeys)> = Vec::new();
         for command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
             let (documents, _) = find_in_transaction(session, &self.database, command).await?;
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
                 let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-                let keys = self.constraint.keys_of_stored(document).into_iter().collect();
+                let keys = self.constraint.keys_of_stored(document);
                 // Read alone, owners whose `_id`s a default collation calls equal are found several times.
-                let is_it = |(found, its_keys): &(Owner, HashSet<Key>)| {
+                let is_it = |(found, its_keys): &(Owner, StoredKeys)| {
                     (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)
                 };
                 if !self.is_clustered || !owners.iter().any(is_it) {
@@ -100,14 +100,55 @@ impl ProxyCollection {
                 }
             }
         }
-        let moment = |key: &Key| Moment {
-            owners: owners
-                .iter()
-                .filter(|(_, keys)| keys.contains(key))
-                .map(|(owner, _)| owner.clone())
-                .collect(),
-            entry: reserved(key),
+        let moment = |&(key, owner): &(&Key, &Owner)| moment_of((key, owner), reserved(key), &owners);
+        Ok(pairs.iter().map(moment).collect())
+    }
+}
+
+/// The state of the key, with its `entry` in the proxy collection and the documents `read`. The key was asked for with this owner.
+fn moment_of((key, asked): (&Key, &Owner), entry: Option<ProxyDocument>, read: &[(Owner, StoredKeys)]) -> Moment {
+    let reservation = entry.as_ref().and_then(|entry| entry.read.as_ref().ok());
+    let named = reservation.map(|(_, reservation)| &reservation.owner);
+    let holds = |(document, keys): &&(Owner, StoredKeys)| match keys {
+        StoredKeys::These(keys) => keys.contains(key),
+        // It would count for the keys of all others, too.
+        StoredKeys::Unknown => [Some(asked), named]
+            .into_iter()
+            .flatten()
+            .any(|owner| document.has_same_id_as(owner)),
+    };
+    let owners = read.iter().filter(holds).map(|(owner, _)| owner.clone()).collect();
+    Moment { owners, entry }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{RawBson, doc};
+
+    use super::*;
+    use crate::constraint::{Constraint, IndexSpec};
+    use crate::namespace::Namespace;
+
+    #[test]
+    fn a_document_of_unknown_keys_may_hold_only_the_key_that_it_was_read_for() {
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            ..IndexSpec::default()
         };
-        Ok(keys.into_iter().map(moment).collect())
+        let constraint = Constraint::new(Namespace::new("db", "users"), spec).unwrap();
+        let document = doc! { "email": "x" }.to_vec().unwrap();
+        let document = Doc::new(&document).unwrap();
+        let key = constraint.keys(document).unwrap().remove(0);
+        let owner = |id: i32| Owner {
+            id: RawBson::Int32(id),
+            route: None,
+        };
+        let read = [
+            (owner(1), StoredKeys::Unknown),
+            (owner(2), constraint.keys_of_stored(document)),
+        ];
+        let holders = |asked: i32| moment_of((&key, &owner(asked)), None, &read).owners;
+        assert!(holders(1) == [owner(1), owner(2)]);
+        assert!(holders(2) == [owner(2)]);
     }
 }

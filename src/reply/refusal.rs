@@ -45,6 +45,12 @@ pub enum WriteRefusal {
     /// The client numbers its statements in two ways.
     #[error("May not specify both stmtId and stmtIds in write command.")]
     NumberedTwice,
+    /// A statement of a retryable write has a negative number.
+    #[error(
+        "Keyward carries out no retryable write with a negative statement number, because a server doesn't recognise its retry; number \
+         the statements from 0 on"
+    )]
+    NegativeNumber,
     /// The fault of a `bulkWrite`.
     #[error("{0}")]
     Bulk(BulkFault),
@@ -181,7 +187,9 @@ impl WriteRefusal {
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
             WriteRefusal::NoSuchTransaction { .. } => code::NO_SUCH_TRANSACTION,
-            WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice => code::INVALID_OPTIONS,
+            WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice | WriteRefusal::NegativeNumber => {
+                code::INVALID_OPTIONS
+            }
             WriteRefusal::Conflict => code::WRITE_CONFLICT,
             WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
             WriteRefusal::Clustered { .. } | WriteRefusal::OutOfSight { .. } => code::COMMAND_NOT_SUPPORTED,

@@ -18,13 +18,15 @@ use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::upstream::Unanswered;
-use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, decompress, more_to_come, stated_bytes};
+use crate::wire::{
+    Envelope, Header, OpCode, OpMsg, OpReply, Rejection, begins_with, decompress, more_to_come, stated_bytes,
+};
 use crate::write::TransactionId;
 
-/// The first element of an error's reply: the double `ok`, 0.
-const ERROR: &[u8] = b"\x01ok\0\0\0\0\0\0\0\0\0";
-/// Where it ends in an OP_MSG: behind header, flags, the section's kind and the document's length.
-const ERROR_END: usize = Header::SIZE + 4 + 1 + 4 + ERROR.len();
+/// The first element of an error's reply: the double `ok`, 0. An error with labels begins with these.
+const ERRORS: [&[u8; 12]; 2] = [b"\x01ok\0\0\0\0\0\0\0\0\0", b"\x04errorLabels"];
+/// Where it ends in an OP_MSG, counted from the header's end: behind flags, the section's kind and the document's length.
+const ERROR_END: usize = 4 + 1 + 4 + ERRORS[0].len();
 
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
@@ -342,23 +344,28 @@ impl Replies {
 enum ArrivedReply<'m> {
     /// The whole message.
     Short(&'m [u8]),
-    /// The beginning of a long one, or a short one that unpacks to a long one: those aren't read.
-    Long(&'m [u8]),
+    /// A long one, or a short one that unpacks to a long one: of those, only the beginning is read.
+    Long {
+        /// Whether it begins as one that isn't an error.
+        is_result: bool,
+    },
 }
 
 impl<'m> ArrivedReply<'m> {
     /// The next reply, whose header is there; `None` if more of it has to arrive.
     fn read(upstream: &'m mut Incoming, header: Header) -> Result<Option<ArrivedReply<'m>>, End> {
         if header.length > REPLY_BYTES_MAX {
-            let bytes = upstream.inbox.bytes();
-            return Ok((bytes.len() >= ERROR_END).then_some(ArrivedReply::Long(bytes)));
+            let is_result = begins_with_result(upstream.inbox.bytes())?;
+            return Ok(is_result.map(|is_result| ArrivedReply::Long { is_result }));
         }
         let Some(message) = upstream.inbox.message()? else {
             return Ok(None);
         };
         let is_packed = header.op_code == OpCode::COMPRESSED;
         Ok(Some(match stated_bytes(message).filter(|_| is_packed) {
-            Some(bytes) if bytes > REPLY_BYTES_MAX => ArrivedReply::Long(message),
+            Some(bytes) if bytes > REPLY_BYTES_MAX => ArrivedReply::Long {
+                is_result: begins_with_result(message)?.unwrap_or(false),
+            },
             _ => ArrivedReply::Short(message),
         }))
     }
@@ -367,7 +374,7 @@ impl<'m> ArrivedReply<'m> {
     fn is_without_error(self) -> bool {
         let message = match self {
             ArrivedReply::Short(message) => message,
-            ArrivedReply::Long(bytes) => return !bytes.get(..ERROR_END).is_some_and(|head| head.ends_with(ERROR)),
+            ArrivedReply::Long { is_result } => return is_result,
         };
         let mut unpacked = Vec::new();
         let message = match Header::read(message) {
@@ -379,6 +386,13 @@ impl<'m> ArrivedReply<'m> {
         };
         OpMsg::parse(message).is_ok_and(|reply| is_ok(reply.body).unwrap_or(false))
     }
+}
+
+/// Whether the reply that `arrived` begins with isn't an error, packed or not; `None` until that can be seen.
+fn begins_with_result(arrived: &[u8]) -> Result<Option<bool>, Rejection> {
+    begins_with(arrived, |first: &[u8; ERROR_END]| {
+        !ERRORS.iter().any(|error| first.ends_with(*error))
+    })
 }
 
 /// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded.
@@ -418,6 +432,7 @@ mod tests {
     use super::*;
     use crate::limits::Memory;
     use crate::stream::split;
+    use crate::wire::{Compressor, compress};
 
     #[tokio::test]
     async fn keywards_own_large_reply_counts_until_the_client_has_it() {
@@ -447,11 +462,23 @@ mod tests {
     fn a_long_error_differs_from_a_long_result_in_its_first_element() {
         let long = "x".repeat(REPLY_BYTES_MAX);
         let error = bson::doc! { "ok": 0.0, "errmsg": &long, "code": 40415 };
+        let labelled = bson::doc! { "errorLabels": ["TransientTransactionError"], "ok": 0.0, "errmsg": &long };
         let result = bson::doc! { "cursor": { "firstBatch": [{ "text": &long }] }, "ok": 1.0 };
-        for (body, is_without_error) in [(error, false), (result, true)] {
-            // An OP_MSG: header, flags, and the section's kind.
-            let message = [&[0; Header::SIZE + 5][..], &body.to_vec().unwrap()].concat();
-            assert_eq!(ArrivedReply::Long(&message).is_without_error(), is_without_error);
+        for (body, is_result) in [(error, false), (labelled, false), (result, true)] {
+            let body = body.to_vec().unwrap();
+            let header = Header {
+                length: Header::SIZE + 5 + body.len(),
+                request_id: 2,
+                response_to: 1,
+                op_code: OpCode::MSG,
+            };
+            // Behind the header come the flags, and the section's kind.
+            let message = [&header.bytes()[..], &[0; 5], &body].concat();
+            let packed = Compressor::ALL.map(|compressor| compress(&message, compressor).unwrap());
+            for form in packed.iter().chain([&message]) {
+                assert_eq!(begins_with_result(form), Ok(Some(is_result)));
+                assert_eq!(begins_with_result(&form[..Header::SIZE + 9]), Ok(None));
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ pub use compressed::{Compressor, compress, decompress, stated_bytes};
 pub use frame::{Draft, Frame, OutSequence, TooLong};
 pub use header::{Header, OpCode};
 pub use inbox::Inbox;
-pub use more_to_come::more_to_come;
+pub use more_to_come::{begins_with, more_to_come};
 pub use op_msg::{Flags, OpMsg, Sequence};
 pub use op_query::{OpQuery, OpReply};
 pub use rejection::{Rejection, ServerError, Treatment};

@@ -1,6 +1,6 @@
-//! Reads from the beginning of a reply whether another reply follows it unasked.
+//! Reads the beginning of a reply, and from it whether another reply follows unasked.
 //!
-//! The flags are the first bytes behind the header. If the reply is packed, only the flags are unpacked, so that a long
+//! The flags are the first bytes behind the header. If the reply is packed, only the beginning is unpacked, so that a long
 //! reply can be forwarded before all of it has arrived. The rest is not checked; the reader of the reply finds its faults.
 
 use flate2::{Decompress, FlushDecompress};
@@ -8,9 +8,6 @@ use zstd::stream::raw::{Decoder, Operation};
 
 use super::compressed::Prefix;
 use super::{Compressor, Flags, Header, OpCode, Rejection};
-
-/// Bytes of an OP_MSG's flags.
-const FLAG_BYTES: usize = 4;
 
 /// Whether another reply follows the one that `arrived` begins with; `None` until its flags have arrived.
 ///
@@ -22,37 +19,73 @@ pub fn more_to_come(arrived: &[u8]) -> Result<Option<bool>, Rejection> {
     };
     let there = &arrived[..arrived.len().min(header.length)];
     let is_all = there.len() == header.length;
-    let flags = match header.op_code {
-        OpCode::MSG => Flags::of(there),
-        OpCode::COMPRESSED => match Prefix::read(there) {
-            Some(prefix) if prefix.op_code == OpCode::COMPRESSED => return Err(Rejection::NestedCompression),
-            Some(prefix) if prefix.op_code != OpCode::MSG => return Ok(Some(false)),
-            Some(prefix) => {
-                let compressor = prefix.compressor().ok_or(Rejection::Compression)?;
-                let flags = unpacked(compressor, &there[Header::SIZE + Prefix::BYTES..])?;
-                flags.map(|bytes| Flags(u32::from_le_bytes(bytes)))
-            }
-            None => None,
-        },
-        _ => return Ok(Some(false)),
-    };
-    match flags {
-        Some(flags) => Ok(Some(flags.has(Flags::MORE_TO_COME))),
-        None if is_all => Err(Rejection::TooShort),
-        None => Ok(None),
+    match beginning(there, header)? {
+        Beginning::Of(flags) => Ok(Some(Flags(u32::from_le_bytes(flags)).has(Flags::MORE_TO_COME))),
+        Beginning::OfAnother => Ok(Some(false)),
+        Beginning::Missing if is_all => Err(Rejection::TooShort),
+        Beginning::Missing => Ok(None),
     }
 }
 
+/// Whether the OP_MSG that `arrived` begins with has these bytes behind its header: `is_it` says so. `None` until they have arrived.
+///
+/// # Errors
+/// [`Rejection`] as for [`more_to_come`].
+pub fn begins_with<const N: usize>(
+    arrived: &[u8],
+    is_it: impl Fn(&[u8; N]) -> bool,
+) -> Result<Option<bool>, Rejection> {
+    let Some(header) = Header::read(arrived)? else {
+        return Ok(None);
+    };
+    let there = &arrived[..arrived.len().min(header.length)];
+    Ok(match beginning(there, header)? {
+        Beginning::Of(first) => Some(is_it(&first)),
+        Beginning::OfAnother => Some(false),
+        Beginning::Missing => (there.len() == header.length).then_some(false),
+    })
+}
+
+/// The first bytes behind a message's header, unpacked.
+enum Beginning<const N: usize> {
+    /// Those of an OP_MSG.
+    Of([u8; N]),
+    /// The message isn't an OP_MSG.
+    OfAnother,
+    /// They aren't there.
+    Missing,
+}
+
+/// The first bytes behind the `header` of the message that `there` begins with.
+fn beginning<const N: usize>(there: &[u8], header: Header) -> Result<Beginning<N>, Rejection> {
+    let first = match header.op_code {
+        OpCode::MSG => there
+            .get(Header::SIZE..)
+            .and_then(|behind| behind.first_chunk().copied()),
+        OpCode::COMPRESSED => match Prefix::read(there) {
+            Some(prefix) if prefix.op_code == OpCode::COMPRESSED => return Err(Rejection::NestedCompression),
+            Some(prefix) if prefix.op_code != OpCode::MSG => return Ok(Beginning::OfAnother),
+            Some(prefix) => {
+                let compressor = prefix.compressor().ok_or(Rejection::Compression)?;
+                unpacked(compressor, &there[Header::SIZE + Prefix::BYTES..])?
+            }
+            None => None,
+        },
+        _ => return Ok(Beginning::OfAnother),
+    };
+    Ok(first.map_or(Beginning::Missing, Beginning::Of))
+}
+
 /// The first unpacked bytes, if enough of `packed` has arrived to unpack them.
-fn unpacked(compressor: Compressor, packed: &[u8]) -> Result<Option<[u8; FLAG_BYTES]>, Rejection> {
-    let mut first = [0; FLAG_BYTES];
+fn unpacked<const N: usize>(compressor: Compressor, packed: &[u8]) -> Result<Option<[u8; N]>, Rejection> {
+    let mut first = [0; N];
     let count = match compressor {
         Compressor::Snappy => unpack_snappy(packed, &mut first),
         Compressor::Zlib => unpack_zlib(packed, &mut first),
         Compressor::Zstd => unpack_zstd(packed, &mut first),
     };
     let count = count.ok_or(Rejection::Compression)?;
-    Ok((count == FLAG_BYTES).then_some(first))
+    Ok((count == N).then_some(first))
 }
 
 fn unpack_zlib(packed: &[u8], into: &mut [u8]) -> Option<usize> {
@@ -127,6 +160,9 @@ mod tests {
 
     use super::*;
     use crate::wire::{compress, decompress};
+
+    /// Bytes of an OP_MSG's flags.
+    const FLAG_BYTES: usize = 4;
 
     fn message(flags: u32, body: &[u8]) -> Vec<u8> {
         let header = Header {

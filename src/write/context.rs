@@ -125,6 +125,13 @@ impl Context {
         self.epochs.begin()
     }
 
+    /// From now on, refuses the commit of clients' transactions that have begun until now. This Keyward was out of the register: other
+    /// Keywards may have enforced a constraint meanwhile, without the reservations of these transactions.
+    pub fn refuse_transactions_until_now(&self) {
+        self.transactions.note_change();
+        self.transactions.refuse_older();
+    }
+
     /// Waits until nothing takes effect any more that the catalogs before decided. Commands under way may each take `patience` to end.
     ///
     /// # Errors
@@ -202,11 +209,14 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
+    use bson::{Uuid, doc};
     use futures_util::FutureExt;
 
     use super::*;
     use crate::metrics::Metrics;
+    use crate::raw::Doc;
     use crate::write::catalog_epoch::TRANSACTION_LIFE;
+    use crate::write::txn::client_transactions::{CommitDecision, TransactionId};
 
     fn context() -> Context {
         context_with(Duration::from_secs(1))
@@ -241,6 +251,26 @@ mod tests {
         assert!(over.clone().now_or_never().is_none());
         drop(held);
         over.await;
+    }
+
+    #[test]
+    fn only_later_transactions_are_committed_after_the_keyward_was_out_of_the_register() {
+        let context = context();
+        let transaction = |number: i64| {
+            let lsid = doc! { "id": Uuid::from_bytes([7; 16]) };
+            let body = doc! { "commitTransaction": 1, "lsid": lsid, "txnNumber": number }
+                .to_vec()
+                .unwrap();
+            let transaction = TransactionId::of(Doc::new(&body).unwrap()).unwrap();
+            context.transactions.begin(transaction, true);
+            context.transactions.note_started(transaction);
+            transaction
+        };
+        let before = transaction(1);
+        context.refuse_transactions_until_now();
+        assert_eq!(context.transactions.decide_commit(before), CommitDecision::Refuse);
+        let after = transaction(2);
+        assert_eq!(context.transactions.decide_commit(after), CommitDecision::Forward);
     }
 
     #[test]

@@ -398,6 +398,31 @@ async fn what_the_server_would_refuse_is_refused_before_anything_is_done() {
     assert_eq!(comparable(reply), comparable(expected));
 }
 
+/// It would become a field of the commands for the operations: Keyward would write in a transaction of the client's that it doesn't follow.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_fields_of_a_command_are_refused_in_a_namespace() {
+    let database = "bulk_fields_of_namespace";
+    let (_, keyward) = users(database);
+    let mut keyward = Connection::open(&keyward.address);
+    for (name, value) in [
+        ("autocommit", Bson::Boolean(false)),
+        ("txnNumber", Bson::Int64(1)),
+        ("lsid", session(1).into()),
+        ("bypassDocumentValidation", Bson::Boolean(true)),
+    ] {
+        let mut command = bulk(database, vec![insert(1, "1@x")]);
+        command.insert("nsInfo", vec![doc! { "ns": format!("{database}.users"), name: value }]);
+        let reply = keyward.run("admin", &command);
+        assert_eq!(reply.get_i32("code").ok(), Some(40_415), "{name}: {reply}");
+    }
+    let all = doc! { "update": 0, "filter": {}, "updateMods": { "$set": { "email": "1@x" } }, "multi": true };
+    let mut command = bulk(database, vec![all]);
+    command.extend(doc! { "lsid": session(1), "txnNumber": 1_i64, "stmtIds": [-1] });
+    let reply = keyward.run("admin", &command);
+    assert_eq!(reply.get_i32("code").ok(), Some(72), "{reply}");
+    assert_eq!(keyward.all(database, "users"), Vec::<Document>::new());
+}
+
 /// As drivers send it: `ops` and `nsInfo` beside the body, and without wanting a reply.
 #[tokio::test]
 async fn an_unacknowledged_one_is_carried_out_in_silence() {

@@ -221,6 +221,26 @@ fn odd_arguments_take_effect_as_on_the_server_strictly() {
     odd_arguments_take_effect_as_on_the_server("strict");
 }
 
+/// To the server, -1 means that the statement isn't retryable. So it carries out one about many documents.
+#[test]
+fn a_negative_statement_number_is_refused() {
+    let both = Both::start("negative_number", "compensating");
+    let everywhere = doc! { "q": {}, "u": { "$set": { "email": "one" } }, "multi": true };
+    for mut command in [
+        doc! { "update": "users", "updates": [&everywhere], "stmtIds": [-1] },
+        doc! { "update": "users", "updates": [&everywhere], "stmtId": -1 },
+        doc! { "insert": "users", "documents": [user(3, "three"), user(4, "four")], "stmtIds": [-1, -1] },
+        doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }], "stmtIds": [-1] },
+        doc! { "findAndModify": "users", "query": {}, "update": { "$set": { "email": "one" } }, "stmtId": -1 },
+    ] {
+        command.extend(doc! { "lsid": session(), "txnNumber": 1_i64 });
+        let before = both.documents();
+        let reply = both.through_keyward(&command);
+        assert_eq!(reply.get_i32("code").ok(), Some(72), "{command}: {reply}");
+        assert_eq!(both.documents(), before, "{command}");
+    }
+}
+
 /// The server takes such a field for missing. Keyward refuses it: its commands would run outside a transaction.
 #[test]
 fn a_transaction_without_its_mark_is_refused() {

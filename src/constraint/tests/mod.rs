@@ -27,6 +27,15 @@ fn keys(constraint: &Constraint, document: Document) -> Result<Vec<Document>, Ke
     Ok(values.collect())
 }
 
+/// How many keys the stored document holds.
+fn count_of_stored(constraint: &Constraint, document: &Document) -> usize {
+    let bytes = document.to_vec().unwrap();
+    match constraint.keys_of_stored(Doc::new(&bytes).unwrap()) {
+        StoredKeys::These(keys) => keys.len(),
+        StoredKeys::Unknown => panic!("the keys of {document} are unknown"),
+    }
+}
+
 #[test]
 fn missing_null_and_undefined() {
     let email = on(doc! { "email": 1 });
@@ -71,10 +80,8 @@ fn a_document_with_too_large_keys_is_refused() {
     let of = |tags: Vec<i32>| keys(&pairs, doc! { "tags": tags, "text": &text });
     assert_eq!(of((0..7).collect()).unwrap().len(), 7);
     assert_eq!(of(vec![1; 20]).unwrap().len(), 1, "equal keys are one");
-    let large = doc! { "tags": (0..9).collect::<Vec<_>>(), "text": &text }
-        .to_vec()
-        .unwrap();
-    assert_eq!(pairs.keys_of_stored(Doc::new(&large).unwrap()).len(), 9);
+    let large = doc! { "tags": (0..9).collect::<Vec<_>>(), "text": &text };
+    assert_eq!(count_of_stored(&pairs, &large), 9);
     let refused = of((0..9).collect()).unwrap_err();
     assert_eq!(refused.code(), 115);
     assert!(refused.to_string().contains("tags_1_text_1"), "{refused}");
@@ -98,6 +105,20 @@ fn a_document_with_very_many_places_is_refused() {
     let refused = keys(&sparse, doc! { "a": nested(100) }).unwrap_err();
     assert_eq!(refused.code(), 115);
     assert!(refused.to_string().contains("a.0.0.0.0.0.x_1"), "{refused}");
+    // A look-up must not miss a key that an earlier version has reserved.
+    assert_eq!(count_of_stored(&sparse, &doc! { "a": nested(4) }), 0);
+    let stored = doc! { "a": nested(100) }.to_vec().unwrap();
+    let stored = sparse.stored_keys_within(Doc::new(&stored).unwrap(), 10_000);
+    assert_eq!(stored, StoredKeys::Unknown);
+    let other = doc! { "a": { "0": 1 } }.to_vec().unwrap();
+    let any = on(doc! { "a.0": 1 }).keys(Doc::new(&other).unwrap()).unwrap();
+    assert!(stored.may_have(&any[0]));
+}
+
+#[test]
+fn a_stored_document_that_no_index_can_hold_has_no_key() {
+    let parallel = doc! { "a": [1], "t": [] };
+    assert_eq!(count_of_stored(&on(doc! { "a": 1, "t": 1 }), &parallel), 0);
 }
 
 /// Each number in it doubles the ways to read it.

@@ -8,6 +8,8 @@
 //!   forgets that it has aborted a transaction, and doesn't check whether its shards have.
 //! - A transaction that began before the constraints changed isn't committed either, once the backfill of the existing
 //!   documents is about to start ([`ClientTransactions::refuse_older`]).
+//! - The same is true of a transaction that began before this Keyward was out of the register: other Keywards may have enforced a
+//!   constraint meanwhile.
 //! - A transaction whose start this process hasn't seen is unseen. Keyward writes nothing protected in it, and forwards its
 //!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
 //! - A transaction that the client aborts here is unseen from then on: its number may start again elsewhere, because a server lets it.
@@ -80,7 +82,8 @@ pub enum CommitDecision {
     Forward,
     /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
     Refuse,
-    /// This process hasn't seen the transaction's start.
+    /// This process hasn't seen the transaction's start. Or it has forwarded the commit before the constraints changed, and the commit may not
+    /// have reached the server: then the transaction is still open.
     Unseen,
 }
 
@@ -218,7 +221,7 @@ impl ClientTransactions {
                     seen.is_doomed = true;
                     return CommitDecision::Refuse;
                 }
-                if seen.is_unseen || !seen.is_started {
+                if seen.is_unseen || !seen.is_started || is_older {
                     return CommitDecision::Unseen;
                 }
                 if !seen.is_committed {

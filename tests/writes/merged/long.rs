@@ -82,11 +82,12 @@ fn behind(relay: &Relay, database: &str, with_phones: bool) -> String {
     )
 }
 
-/// Begins a merge, and holds back its second read of results.
+/// Begins a merge that inserts, and holds back its second read of results.
 fn begin_and_hold(client: &mut Connection, database: &str, relay: &Relay) -> Held {
     client.run(database, &doc! { "create": "users" });
     let held = relay.hold(b"\x12getMore\0");
-    client.send(database, &merge(doc! { "into": "users" })).unwrap();
+    let inserting = merge(doc! { "into": "users", "whenMatched": "fail" });
+    client.send(database, &inserting).unwrap();
     if !held.arrives_within(Duration::from_secs(30)) {
         panic!("the merge has ended: {}", client.receive().unwrap());
     }

@@ -11,7 +11,7 @@ pub enum StoredKeys {
     /// constraint.
     These(HashSet<Key>),
     /// Its arrays lead to very many places, so the search for its keys could take hours. It is older than the constraint, or was written past
-    /// it. It may hold any key: if it didn't count as the holder of its reservation, a second document could get that key.
+    /// it. It counts as holding any key: if it didn't count as the holder of its reservation, a second document could get that key.
     Unknown,
 }
 

@@ -102,7 +102,8 @@ pub enum WriteRefusal {
         /// `txnNumber`.
         number: i64,
     },
-    /// A commit came for a transaction that began elsewhere, and it is unknown whether each shard has ended it or committed it.
+    /// A commit came for a transaction that began elsewhere, or came again after the constraints have changed. It is unknown whether each shard has
+    /// ended the transaction or committed it.
     #[error(
         "Keyward lets no commit through of a transaction that it hasn't seen begin and that may be open on a shard: {0}; try again"
     )]

@@ -370,7 +370,7 @@ impl<'m> ArrivedReply<'m> {
         }))
     }
 
-    /// Whether it says that its command was carried out. A short one that Keyward can't read proves nothing. An error begins with `ok: 0`.
+    /// Whether it says that its command was carried out. A short one that Keyward can't read proves nothing.
     fn is_without_error(self) -> bool {
         let message = match self {
             ArrivedReply::Short(message) => message,
@@ -388,7 +388,8 @@ impl<'m> ArrivedReply<'m> {
     }
 }
 
-/// Whether the reply that `arrived` begins with isn't an error, packed or not; `None` until that can be seen.
+/// Whether the reply that `arrived` begins with isn't an error, packed or not; `None` until that can be seen. An error begins with `ok: 0`,
+/// or with its labels.
 fn begins_with_result(arrived: &[u8]) -> Result<Option<bool>, Rejection> {
     begins_with(arrived, |first: &[u8; ERROR_END]| {
         !ERRORS.iter().any(|error| first.ends_with(*error))

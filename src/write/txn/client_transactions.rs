@@ -80,7 +80,8 @@ pub struct ClientTransactions {
 pub enum CommitDecision {
     /// Keyward forwards it unchanged.
     Forward,
-    /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
+    /// Keyward refuses it: a statement was interrupted, or since the transaction began, the constraints have changed or this Keyward was out
+    /// of the register.
     Refuse,
     /// This process hasn't seen the transaction's start. Or it has forwarded the commit before the constraints changed, and the commit may not
     /// have reached the server: then the transaction is still open.

@@ -6,13 +6,30 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::own_session::is_own_session;
 
-/// The client's session, if its command names one in the drivers' form.
+/// The client's session, if its command names one in the drivers' form, which is none of another kind ([`is_in_other_session`]).
 pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
+    if is_in_other_session(body)? {
+        return Ok(None);
+    }
     let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
-    // A binary of subtype 4: int32 length, subtype, 16 bytes.
-    let id = id.filter(|id| id.kind == ElementType::Binary);
-    Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
+    Ok(id.filter(|id| id.kind == ElementType::Binary).and_then(uuid))
+}
+
+/// Whether a command is in a session of another kind than those of drivers. Its `lsid` has further fields beside `id`: then it is another
+/// session to servers, of another user or within the one of that `id`. Or it is one of Keyward's own.
+pub fn is_in_other_session(body: Doc<'_>) -> Result<bool, Malformed> {
+    let is_other = |field: &Element<'_>| match field.name {
+        b"id" => Ok(uuid(*field).is_some_and(|name| is_own_session(&name))),
+        _ => Ok(true),
+    };
+    body.nested("lsid")?.map_or(Ok(false), |lsid| lsid.any(is_other))
+}
+
+/// The bytes of a binary of 16 bytes: int32 length, subtype, the bytes.
+fn uuid(binary: Element<'_>) -> Option<[u8; 16]> {
+    binary.value.get(5..)?.try_into().ok()
 }
 
 /// Whether a majority may be too little for the client's write concern: `w` is a larger number of members, or names them.
@@ -65,9 +82,40 @@ pub fn is_about_running(element: &Element<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use bson::{Document, doc};
+    use bson::{Binary, Document, doc, spec::BinarySubtype};
 
     use super::*;
+    use crate::server::own_session::own_session;
+
+    fn binary(subtype: BinarySubtype, bytes: &[u8]) -> Binary {
+        let bytes = bytes.to_vec();
+        Binary { subtype, bytes }
+    }
+
+    /// Drivers send `id` alone. Servers take a session with `uid` for that of another user, and with `txnUUID` for one within another.
+    #[test]
+    fn only_a_session_as_drivers_start_it_is_the_clients() {
+        let id = binary(BinarySubtype::Uuid, &[7; 16]);
+        let of = |lsid: Document| {
+            let body = doc! { "insert": "c", "lsid": lsid }.to_vec().unwrap();
+            let body = Doc::new(&body).unwrap();
+            (session_of(body).unwrap(), is_in_other_session(body).unwrap())
+        };
+        assert_eq!(of(doc! { "id": &id }), (Some([7; 16]), false));
+        assert_eq!(of(doc! { "id": 7 }), (None, false));
+        let txn_uuid = binary(BinarySubtype::Uuid, &[8; 16]);
+        for further in [
+            doc! { "uid": binary(BinarySubtype::Generic, &[9; 32]) },
+            doc! { "txnUUID": &txn_uuid },
+            doc! { "txnNumber": 3_i64, "txnUUID": &txn_uuid },
+        ] {
+            let mut lsid = doc! { "id": &id };
+            lsid.extend(further);
+            assert_eq!(of(lsid.clone()), (None, true), "{lsid}");
+        }
+        let own = binary(BinarySubtype::Uuid, &own_session([7; 16]));
+        assert_eq!(of(doc! { "id": own }), (None, true));
+    }
 
     #[test]
     fn only_a_larger_number_of_members_or_a_name_asks_beyond_a_majority() {

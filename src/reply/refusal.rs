@@ -51,6 +51,17 @@ pub enum WriteRefusal {
          the statements from 0 on"
     )]
     NegativeNumber,
+    /// The fields beside the operations are too large for so many operations.
+    #[error(
+        "Keyward would send the fields beside this command's {operations} operations (comment, let) with each of them, {bytes} bytes in \
+         all and more than 2 GiB; send fewer operations in a command, or a smaller comment or let"
+    )]
+    TooManyCopies {
+        /// The bytes of all copies of these fields.
+        bytes: usize,
+        /// How many operations there are.
+        operations: usize,
+    },
     /// The fault of a `bulkWrite`.
     #[error("{0}")]
     Bulk(BulkFault),
@@ -108,6 +119,13 @@ pub enum WriteRefusal {
         "Keyward lets no commit through of a transaction that it hasn't seen begin and that may be open on a shard: {0}; try again"
     )]
     UnendedTransaction(String),
+    /// The command's session is of another kind than those of drivers: its transaction or statement could be mistaken for one of another
+    /// session.
+    #[error(
+        "Keyward carries out no transaction and no retryable write in a session whose lsid has other fields than id, or that is one of \
+         Keyward's own; use a session as drivers start it"
+    )]
+    OtherSession,
     /// The server's error for a write concern on a statement of a transaction.
     #[error("writeConcern is not allowed within a multi-statement transaction")]
     WriteConcernInTransaction,
@@ -188,12 +206,16 @@ impl WriteRefusal {
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
             WriteRefusal::NoSuchTransaction { .. } => code::NO_SUCH_TRANSACTION,
-            WriteRefusal::WriteConcernInTransaction | WriteRefusal::NumberedTwice | WriteRefusal::NegativeNumber => {
-                code::INVALID_OPTIONS
-            }
+            // A server that checks logins refuses a session within another one with this code.
+            WriteRefusal::OtherSession
+            | WriteRefusal::WriteConcernInTransaction
+            | WriteRefusal::NumberedTwice
+            | WriteRefusal::NegativeNumber => code::INVALID_OPTIONS,
             WriteRefusal::Conflict => code::WRITE_CONFLICT,
             WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
-            WriteRefusal::Clustered { .. } | WriteRefusal::OutOfSight { .. } => code::COMMAND_NOT_SUPPORTED,
+            WriteRefusal::TooManyCopies { .. } | WriteRefusal::Clustered { .. } | WriteRefusal::OutOfSight { .. } => {
+                code::COMMAND_NOT_SUPPORTED
+            }
         }
     }
 

@@ -5,6 +5,7 @@ pub use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::code;
+use crate::server::definite::may_leave_transaction_open;
 
 /// An entry of `writeErrors`: the error of one statement of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,15 @@ pub fn write_errors(reply: Doc<'_>) -> Result<Vec<StatementError<'_>>, Malformed
 /// Whether a statement of a batch failed.
 pub fn has_write_errors(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.get("writeErrors")?.is_some())
+}
+
+/// Whether the reply to a statement of a transaction shows that the server has aborted the transaction. A server does that at any error of a
+/// statement. A `bulkWrite` counts its errors.
+pub fn ends_transaction(reply: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(match is_ok(reply)? {
+        true => has_write_errors(reply)? || reply.whole_number("nErrors")?.is_some_and(|errors| errors > 0),
+        false => code(reply)?.is_some_and(|code| !may_leave_transaction_open(code)),
+    })
 }
 
 /// An entry of `upserted`: the document that one statement of a batch inserted.

@@ -92,11 +92,20 @@ impl<'m> Judged<'m> {
             _ => true,
         };
         self.is_unchanged()
+            && !self.is_in_other_session()
             && self.by_key.is_none()
             && !is_rejected()
             && is_registered()
             && go_on()
             && (!self.context.commits() || may_commit())
+    }
+
+    /// Whether Keyward refuses the request for its session: a transaction or a protected retryable write in one of another kind than those of
+    /// drivers. The client's transactions and statements are known by their numbers, which count in each session on their own. Of a
+    /// transaction that Keyward doesn't know, it could not decide whether a commit may go on.
+    pub(super) fn is_in_other_session(&self) -> bool {
+        let is_protected_write = matches!(self.verdict, Ok(Verdict::Write(_)));
+        self.context.is_in_other_session && (self.context.is_in_transaction || is_protected_write)
     }
 
     /// Whether the request reaches the server unchanged, unless something else stands in its way.
@@ -124,7 +133,7 @@ impl<'m> Judged<'m> {
             may_leave_cursor: self.context.may_leave_cursor,
             may_write: self.context.may_write,
             authenticates: self.context.authenticates,
-            begins: self.context.begins().map(Box::new),
+            step: self.context.step().map(Box::new),
             span: CommandSpan::default(),
         })
     }

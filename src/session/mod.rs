@@ -25,6 +25,7 @@ mod requests;
 mod routed;
 mod serve;
 mod timer;
+mod transaction_step;
 mod unpacking;
 mod work_time;
 
@@ -63,6 +64,7 @@ use refusals::RefusalLog;
 use replies::Replies;
 use requests::Requests;
 use timer::Timer;
+use transaction_step::ShownTransaction;
 
 /// How many requests a client may send ahead of their replies before no more is read from it.
 const AHEAD_MAX: usize = 1000;
@@ -401,8 +403,11 @@ impl Session {
                 () = sleep, if is_set => return Ok(Stepped::Rang),
             }
             // Noted before the client has the reply: its next command may come on another connection.
-            if let Some(transaction) = self.replies.take_begun() {
-                self.service.writes.transactions.note_started(transaction);
+            let transactions = &self.service.writes.transactions;
+            match self.replies.take_shown() {
+                Some(ShownTransaction::Begun(transaction)) => transactions.note_started(transaction),
+                Some(ShownTransaction::Over(transaction)) => transactions.note_aborted(transaction),
+                None => {}
             }
             if !has_arrived {
                 return Ok(Stepped::On);

@@ -10,6 +10,7 @@ use bson::oid::ObjectId;
 
 use super::End;
 use super::cursor_id::{CursorId, CursorState};
+use super::transaction_step::{ShownTransaction, TransactionStep};
 use crate::classify::Handshake;
 use crate::hello;
 use crate::limits::Share;
@@ -21,7 +22,6 @@ use crate::upstream::Unanswered;
 use crate::wire::{
     Envelope, Header, OpCode, OpMsg, OpReply, Rejection, begins_with, decompress, more_to_come, stated_bytes,
 };
-use crate::write::TransactionId;
 
 /// The first element of an error's reply: the double `ok`, 0. An error with labels begins with these.
 const ERRORS: [&[u8; 12]; 2] = [b"\x01ok\0\0\0\0\0\0\0\0\0", b"\x04errorLabels"];
@@ -41,8 +41,8 @@ pub struct Replies {
     has_cursor: bool,
     /// Whether a reply said that the client is authenticated.
     is_authenticated: bool,
-    /// The client's transaction that the reply on its way shows to have begun. Boxed, like all that a connection seldom needs.
-    begun: Option<Box<TransactionId>>,
+    /// The finding about the client's transaction by the reply on its way. Boxed, like all that a connection seldom needs.
+    shown: Option<Box<ShownTransaction>>,
     /// Names this process to drivers.
     process: ObjectId,
 }
@@ -62,8 +62,8 @@ pub struct PendingReply {
     pub may_write: bool,
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
-    /// The client's transaction that the request begins, unless the server refuses it.
-    pub begins: Option<Box<TransactionId>>,
+    /// The request's step in the client's transaction.
+    pub step: Option<Box<TransactionStep>>,
     /// The span of the request.
     pub span: CommandSpan,
 }
@@ -93,7 +93,7 @@ impl Replies {
             search: None,
             has_cursor: false,
             is_authenticated: false,
-            begun: None,
+            shown: None,
             process,
         }
     }
@@ -188,9 +188,9 @@ impl Replies {
         self.is_authenticated
     }
 
-    /// The client's transaction that the reply on its way shows to have begun; none from now on.
-    pub fn take_begun(&mut self) -> Option<TransactionId> {
-        self.begun.take().map(|begun| *begun)
+    /// The finding about the client's transaction by the reply on its way; none from now on.
+    pub fn take_shown(&mut self) -> Option<ShownTransaction> {
+        self.shown.take().map(|shown| *shown)
     }
 
     /// The pending handshake, if the client waits for nothing else and no byte of its reply has come. Keyward may answer it
@@ -267,14 +267,14 @@ impl Replies {
             .front_mut()
             .filter(|pending| pending.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
-        if pending.span.is_on() || pending.begins.is_some() {
+        if pending.span.is_on() || pending.step.is_some() {
             let Some(arrived) = ArrivedReply::read(upstream, header)? else {
                 return Ok(false);
             };
             if let ArrivedReply::Short(message) = arrived {
                 pending.span.note_reply(message);
             }
-            self.begun = pending.begins.take().filter(|_| arrived.is_without_error());
+            self.shown = pending.step.take().and_then(|step| arrived.shows(*step)).map(Box::new);
             pending.span = CommandSpan::default();
         }
         let &mut PendingReply {
@@ -370,21 +370,21 @@ impl<'m> ArrivedReply<'m> {
         }))
     }
 
-    /// Whether it says that its command was carried out. A short one that Keyward can't read proves nothing.
-    fn is_without_error(self) -> bool {
+    /// The finding about the transaction of its command. A short one that Keyward can't read shows nothing.
+    fn shows(self, step: TransactionStep) -> Option<ShownTransaction> {
         let message = match self {
             ArrivedReply::Short(message) => message,
-            ArrivedReply::Long { is_result } => return is_result,
+            ArrivedReply::Long { is_result } => return step.shown_by_long(is_result),
         };
         let mut unpacked = Vec::new();
         let message = match Header::read(message) {
             Ok(Some(header)) if header.op_code == OpCode::COMPRESSED => match decompress(message, &mut unpacked) {
                 Ok(_) => &unpacked[..],
-                Err(_) => return false,
+                Err(_) => return None,
             },
             _ => message,
         };
-        OpMsg::parse(message).is_ok_and(|reply| is_ok(reply.body).unwrap_or(false))
+        step.shown_by(OpMsg::parse(message).ok()?.body).ok()?
     }
 }
 

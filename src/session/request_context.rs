@@ -2,6 +2,8 @@
 //!
 //! It reads the body's own fields, without allocating, for every message.
 
+use super::transaction_step::{Edge, TransactionStep};
+use crate::command::running::is_in_other_session;
 use crate::raw::Doc;
 use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 use crate::wire::Message;
@@ -14,6 +16,8 @@ pub struct RequestContext {
     pub is_in_transaction: bool,
     /// That transaction, if its command identifies it.
     pub transaction: Option<TransactionId>,
+    /// It has a number, and is in a session of another kind than those of drivers.
+    pub is_in_other_session: bool,
     /// It begins or ends that transaction.
     edge: Option<Edge>,
     /// It continues a cursor, or closes one.
@@ -28,13 +32,6 @@ pub struct RequestContext {
     pub may_change_user: bool,
     /// It has a number by which a driver sends it again.
     has_number: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Edge {
-    Start,
-    Commit,
-    Abort,
 }
 
 impl RequestContext {
@@ -95,6 +92,9 @@ impl RequestContext {
         if request_context.is_in_transaction {
             request_context.transaction = TransactionId::of(body);
         }
+        // The server refuses one that can't be read.
+        let is_other = || is_in_other_session(body).unwrap_or(false);
+        request_context.is_in_other_session = request_context.has_number && is_other();
         request_context
     }
 
@@ -110,6 +110,13 @@ impl RequestContext {
     /// The transaction that it begins.
     pub fn begins(&self) -> Option<TransactionId> {
         self.transaction.filter(|_| self.edge == Some(Edge::Start))
+    }
+
+    /// Its step in its transaction.
+    pub fn step(&self) -> Option<TransactionStep> {
+        let edge = self.edge;
+        self.transaction
+            .map(|transaction| TransactionStep { transaction, edge })
     }
 
     /// The transaction that it aborts.
@@ -144,7 +151,7 @@ impl RequestContext {
 
 #[cfg(test)]
 mod tests {
-    use bson::{Document, doc};
+    use bson::{Binary, Document, doc, spec::BinarySubtype};
 
     use super::*;
 
@@ -180,6 +187,31 @@ mod tests {
         );
         assert_eq!(request_context(&doc! { "insert": "c" }).label(), None);
         assert_eq!(request_context(&doc! { "find": "c" }).label(), None);
+    }
+
+    /// Its transaction must not be mistaken for the one of the same number in the session of that `id`.
+    #[test]
+    fn a_session_of_another_kind_has_no_transaction_that_keyward_knows() {
+        let uuid = |byte| Binary {
+            subtype: BinarySubtype::Uuid,
+            bytes: vec![byte; 16],
+        };
+        let of = |lsid: Document, more: Document| {
+            let mut command = doc! { "find": "c", "lsid": lsid };
+            command.extend(more);
+            let request_context = request_context(&command);
+            (
+                request_context.transaction.is_some(),
+                request_context.is_in_other_session,
+            )
+        };
+        let (drivers, others) = (doc! { "id": uuid(7) }, doc! { "id": uuid(7), "txnUUID": uuid(8) });
+        let within = doc! { "txnNumber": 1_i64, "autocommit": false };
+        assert_eq!(of(drivers, within.clone()), (true, false));
+        assert_eq!(of(others.clone(), within), (false, true));
+        assert_eq!(of(others.clone(), doc! { "txnNumber": 1_i64 }), (false, true));
+        // Nothing is known by the session alone.
+        assert_eq!(of(others, doc! {}), (false, false));
     }
 
     #[test]

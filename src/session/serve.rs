@@ -231,6 +231,9 @@ impl MessageHandler<'_> {
             commands.turned_away.inc();
             return reply_to.answer(&drain.error(self.service.process, Some(&context)));
         }
+        if judged.is_in_other_session() {
+            return reply_to.answer(&WriteRefusal::OtherSession.body(&Times::default()));
+        }
         let undeclared = std::mem::take(&mut judged.undeclared);
         if let Some(refusal) = self.refused_by_rights(&judged, &undeclared).await? {
             return reply_to.answer(&refusal);

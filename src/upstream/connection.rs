@@ -12,6 +12,7 @@ use mongodb::options::ServerAddress;
 
 use crate::fleet::CommandPermit;
 use crate::raw::Doc;
+use crate::server::own_session::{derived_session, own_session};
 use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces;
@@ -103,6 +104,8 @@ pub struct Connection {
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
+    /// Whether the server has ended the client's own transaction at an error of a statement.
+    has_ended: bool,
     client_start: ClientStart,
     /// Whether its command may write, if there is a register of Keywards.
     pub(crate) permit: Option<CommandPermit>,
@@ -118,12 +121,13 @@ impl Connection {
             address,
             last_id: 0,
             unanswered: Vec::new(),
-            session: rand::random(),
+            session: own_session(rand::random()),
             last_transaction: 0,
             too_low: 0,
             open_transaction: None,
             users: Doc::empty().bytes().to_vec(),
             has_broken_off: false,
+            has_ended: false,
             client_start: ClientStart::None,
             permit: None,
             is_to_primary: false,
@@ -170,6 +174,16 @@ impl Connection {
         std::mem::take(&mut self.has_broken_off)
     }
 
+    /// Takes note that the server has ended the client's own transaction at an error of a statement.
+    pub(crate) fn note_ended(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Whether it has since this was last asked.
+    pub(crate) fn take_ended(&mut self) -> bool {
+        std::mem::take(&mut self.has_ended)
+    }
+
     /// Takes note that the next command with `startTransaction` starts the client's own transaction.
     pub(crate) fn await_start(&mut self) {
         self.client_start = ClientStart::Awaited;
@@ -204,7 +218,7 @@ impl Connection {
         let now = i64::try_from(now.as_micros()).unwrap_or(0);
         self.last_transaction = now.max(self.last_transaction + 1);
         let session = match of_client {
-            Some(client) => xxhash_rust::xxh3::xxh3_128(&[b"keyward", &client[..]].concat()).to_be_bytes(),
+            Some(client) => derived_session(&client),
             None => self.session,
         };
         (session, self.last_transaction)
@@ -234,7 +248,7 @@ impl Connection {
 
     /// Leaves the session to its last transaction, whose outcome is unknown: another one there would have to wait for it.
     pub(crate) fn leave_session(&mut self) {
-        self.session = rand::random();
+        self.session = own_session(rand::random());
     }
 
     /// The server at the other end.
@@ -394,20 +408,40 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::server::own_session::is_own_session;
     use crate::stream::split;
 
     /// More than two sockets hold.
     const LENGTH: usize = 32 << 20;
 
-    #[tokio::test]
-    async fn a_command_that_cannot_be_sent_in_time_ends_the_connection() {
+    /// A connection, and its other end.
+    async fn connected() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (opened, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let address = ServerAddress::parse(address.to_string()).unwrap();
-        let mut connection = Connection::new(split(opened.unwrap()).unwrap(), address);
-        // It reads nothing.
-        let _server = accepted.unwrap();
+        let connection = Connection::new(split(opened.unwrap()).unwrap(), address);
+        (connection, accepted.unwrap().0)
+    }
+
+    /// A client's transaction in one is refused.
+    #[tokio::test]
+    async fn keywards_own_transactions_run_in_sessions_that_are_recognised() {
+        let (mut connection, _server) = connected().await;
+        let (first, _) = connection.next_transaction(None);
+        connection.leave_session();
+        let (second, _) = connection.next_transaction(None);
+        assert_ne!(first, second);
+        let (derived, _) = connection.next_transaction(Some([7; 16]));
+        for session in [first, second, derived] {
+            assert!(is_own_session(&session), "{session:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_that_cannot_be_sent_in_time_ends_the_connection() {
+        // The server reads nothing.
+        let (mut connection, _server) = connected().await;
         let bytes = Binary {
             subtype: BinarySubtype::Generic,
             bytes: vec![0; LENGTH],

@@ -80,8 +80,13 @@ pub async fn serve(
     }
     // An error leaves the statement unfinished. So its transaction is never committed.
     let served = carry_out(plan, message, context, upstream).await?;
-    if upstream.take_start() {
+    let has_started = upstream.take_start();
+    if has_started {
         context.transactions.note_started(transaction);
+    }
+    // A server also refuses the start of a transaction that is open, and leaves it open.
+    if upstream.take_ended() && (has_started || !is_start) {
+        context.transactions.note_aborted(transaction);
     }
     match upstream.take_broken_off() {
         true => under_way.break_off(),

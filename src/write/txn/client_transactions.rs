@@ -12,7 +12,8 @@
 //!   constraint meanwhile.
 //! - A transaction whose start this process hasn't seen is unseen. Keyward writes nothing protected in it, and forwards its
 //!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
-//! - A transaction that the client aborts here is unseen from then on: its number may start again elsewhere, because a server lets it.
+//! - A transaction that the client aborts here is unseen from then on: its number may start again elsewhere, because a server lets it. The same
+//!   is true of one that the server aborts at an error of a statement.
 //! - A start counts once the server has carried it out. If the server refuses it, a transaction with the same number may be open that
 //!   began elsewhere, and stays open.
 
@@ -55,7 +56,7 @@ pub struct TransactionId {
 }
 
 impl TransactionId {
-    /// The transaction of a command's body; `None` if the server will refuse the command, too.
+    /// The transaction of a command's body; `None` if the server will refuse the command, or Keyward does because of its session.
     pub fn of(body: Doc<'_>) -> Option<TransactionId> {
         Some(TransactionId {
             session: session_of(body).ok()??,
@@ -97,7 +98,8 @@ struct SeenTransaction {
     is_doomed: bool,
     /// Whether the server has carried out the command that starts it.
     is_started: bool,
-    /// Whether its commit came before its start, or it was aborted: with its number, a transaction may be open that began elsewhere.
+    /// Whether its commit came before its start, or it was aborted, by the client or the server: with its number, a transaction may be open
+    /// that began elsewhere.
     is_unseen: bool,
     is_committed: bool,
     /// How often the constraints had changed when the transaction began.
@@ -241,7 +243,8 @@ impl ClientTransactions {
         self.note_aborted(id);
     }
 
-    /// Notes that the client aborts the transaction: nothing more is written in it here, and a commit counts as unseen.
+    /// Notes that the client aborts the transaction, or that the server has done so: nothing more is written in it here, and a commit counts as
+    /// unseen.
     pub fn note_aborted(&self, id: TransactionId) {
         if let Some(mut seen) = self.by_session.get_mut(&id.session)
             && seen.number == id.number

@@ -341,6 +341,9 @@ impl Transaction {
     pub async fn receive(&self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let body = reply.body();
+        if self.is_clients() && reply::ends_transaction(body)? {
+            upstream.note_ended();
+        }
         match reply::is_ok(body)? {
             true => {
                 // Another shard may still refuse a number that the first one took.

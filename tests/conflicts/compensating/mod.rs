@@ -18,6 +18,7 @@ mod open_transaction;
 mod other_types;
 mod refused_again;
 mod reservations;
+mod restarted;
 mod same_id;
 mod set_values;
 mod side_by_side;

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bson::{Binary, Document, doc, spec::BinarySubtype};
+use keyward::server::own_session::derived_session;
 use testbed::{Cluster, ReplicaSet};
 use testkit::Keyward;
 use testkit::wire::send;
@@ -41,8 +42,9 @@ impl UsedAhead {
 
     /// A command of Keyward's own transaction in the session that Keyward derives from it.
     fn in_transaction(&self, mut command: Document, number: i64) -> Document {
-        let derived = xxhash_rust::xxh3::xxh3_128(&[b"keyward", &self.clients[..]].concat()).to_be_bytes();
-        command.extend(doc! { "lsid": session(&derived), "txnNumber": number, "autocommit": false });
+        command.extend(
+            doc! { "lsid": session(&derived_session(&self.clients)), "txnNumber": number, "autocommit": false },
+        );
         command
     }
 

@@ -58,6 +58,15 @@ impl Owner {
             .map(|(path, _)| path.as_str())
             .eq(shard_key.iter().map(String::as_str))
     }
+
+    /// Whether `other` may be the same document. It isn't if it has another `_id`, or if both have a route by `shard_key` and these are two
+    /// places. A sharded collection may have an `_id` on each shard.
+    pub fn may_be(&self, other: &Owner, shard_key: &[String]) -> bool {
+        match self.has_route_by(shard_key) && other.has_route_by(shard_key) {
+            true => self == other,
+            false => self.has_same_id_as(other),
+        }
+    }
 }
 
 impl ProxyCollection {
@@ -69,9 +78,10 @@ impl ProxyCollection {
         for pairs in pairs.chunks(self.owners_max()) {
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             let mut ids_of_unknown = HashSet::new();
+            let asked: HashSet<&Key> = pairs.iter().map(|(key, _)| *key).collect();
             for document in self.owners(pairs, scope).await? {
                 let id = id_identity(&id_of(&document)?);
-                match self.keys_of(&document)? {
+                match self.keys_of(&document)?.among(&asked) {
                     StoredKeys::These(keys) => {
                         for key in keys {
                             ids_of_owners.entry(key).or_default().push(id.clone());

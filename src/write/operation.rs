@@ -127,7 +127,7 @@ impl<'a> WriteOp<'a> {
     }
 
     /// The positions of the constraints under which existing documents may have no reservations yet, if an insert has to
-    /// know. In strict mode it needn't: no one can release a reservation between the insert's last look at it and its commit.
+    /// know. In strict mode it needn't: no one can release its reservation between the insert's last look at it and its commit.
     pub fn unenforced(&self) -> Vec<usize> {
         if self.protected.strategy() == Strategy::Strict {
             return Vec::new();

@@ -59,7 +59,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
         };
         let mut missing = Vec::new();
         for (lost, read) in keys.into_iter().zip(reads) {
-            match read.filter(|read| read.owner.has_same_id_as(lost.1)) {
+            match read.filter(|read| read.owner.may_be(lost.1, &protected.shard_key)) {
                 Some(read) => note(lost, read),
                 None => missing.push(lost),
             }
@@ -70,7 +70,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
         let keys: Vec<_> = missing.iter().map(|(_, _, key)| &key.key).collect();
         for (key, read) in read_or_warn(proxy, proxy.read_decided(&keys).await) {
             let is_it = |(_, owner, lost): &&(usize, &Owner, &ConstrainedKey)| {
-                lost.key == key && read.owner.has_same_id_as(owner)
+                lost.key == key && read.owner.may_be(owner, &protected.shard_key)
             };
             if let Some(lost) = missing.iter().find(is_it) {
                 note(*lost, read);
@@ -84,8 +84,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
 pub async fn release_old<'o>(protected: &Protected, old: impl IntoIterator<Item = &'o OldReservation> + Clone) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let old = old.clone().into_iter().filter(|old| old.key.constraint == constraint);
-        // On another route, the owner may be another document with the same `_id`, or this one before the collection was
-        // resharded.
+        // On another route, by a former shard key, the owner may be another document with the same `_id`.
         let (to_release, elsewhere): (Vec<_>, Vec<_>) = old.partition(|old| old.seen.owner == old.owner);
         if to_release.is_empty() && elsewhere.is_empty() {
             continue;

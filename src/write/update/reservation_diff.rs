@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use bson::spec::ElementType;
+use bson::{RawArrayBuf, rawdoc};
 
 use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
@@ -106,8 +107,9 @@ impl ReservationDiff {
     ) -> Result<Option<ReservationConflict>, Failure> {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
             let released = of_constraint(&self.released, constraint);
-            let count = release(proxy, &released, transaction, upstream).await?;
-            if count < released.len() && count < count_decided(proxy, &released).await {
+            let shard_key = &protected.shard_key[..];
+            let count = release((proxy, shard_key), &released, transaction, upstream).await?;
+            if count < released.len() && count < count_decided((proxy, shard_key), &released).await {
                 transaction.abort(upstream).await?;
                 return Err(Failure::ErrorReply(ErrorReply::transient()));
             }
@@ -154,12 +156,13 @@ impl ReservationDiff {
 
 /// Deletes the reservations that belong to these owners; returns how many there were.
 async fn release(
-    proxy: &ProxyCollection,
+    (proxy, shard_key): (&ProxyCollection, &[String]),
     released: &[(&ConstrainedKey, &Owner)],
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<usize, Failure> {
-    let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
+    let deletes = released.iter().map(|(key, owner)| delete(key, owner, shard_key));
+    let deletes: Vec<Vec<u8>> = deletes.collect();
     let mut count = 0;
     for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
         let reply = run_part(proxy, ("delete", "deletes"), deletes, transaction, upstream).await?;
@@ -190,13 +193,16 @@ async fn run_part(
 
 /// How many of these reservations there are, whatever the transaction sees. Each shard has a snapshot of its own. The transaction that
 /// gave a document its key may be committed on the document's shard and still be prepared on the key's shard.
-async fn count_decided(proxy: &ProxyCollection, released: &[(&ConstrainedKey, &Owner)]) -> usize {
+async fn count_decided(
+    (proxy, shard_key): (&ProxyCollection, &[String]),
+    released: &[(&ConstrainedKey, &Owner)],
+) -> usize {
     let keys: Vec<_> = released.iter().map(|(key, _)| &key.key).collect();
     let decided = read_or_warn(proxy, proxy.read_decided(&keys).await);
     let owners: BTreeMap<&Key, &Owner> = decided.iter().map(|(key, read)| (key, &read.owner)).collect();
     let is_there = |(key, owner): &&(&ConstrainedKey, &Owner)| {
         let read = owners.get(&key.key);
-        read.is_some_and(|read| read.has_same_id_as(owner))
+        read.is_some_and(|read| read.may_be(owner, shard_key))
     };
     released.iter().filter(is_there).count()
 }
@@ -212,12 +218,23 @@ fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
     Ok(id == own.as_bytes())
 }
 
-/// Deletes the key's reservation if it belongs to the owner.
-fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
+/// Deletes the key's reservation if it belongs to the owner, as [`Owner::may_be`] has it. While a constraint is being made, another document
+/// with the same `_id` may have reserved the key, of which this one holds no reservation yet.
+fn delete(key: &ConstrainedKey, owner: &Owner, shard_key: &[String]) -> Vec<u8> {
     let mut query = key_filter(&key.key);
     let mut eq = bson::RawDocumentBuf::new();
     eq.append(bson::cstr!("$eq"), stored_owner(&owner.id));
     query.append(bson::cstr!("owner"), eq);
+    if let Some(route) = &owner.route
+        && shard_key != ["_id"]
+        && owner.has_route_by(shard_key)
+    {
+        let paths: RawArrayBuf = shard_key.iter().map(String::as_str).collect();
+        let names = rawdoc! { "$map": { "input": { "$objectToArray": "$route" }, "in": "$$this.k" } };
+        let is_by_former = rawdoc! { "$ne": [names, { "$literal": paths }] };
+        let is_same = rawdoc! { "$eq": ["$route", { "$literal": route.clone() }] };
+        query.append(bson::cstr!("$expr"), rawdoc! { "$or": [is_by_former, is_same] });
+    }
     let mut delete = Builder::new();
     delete
         .append(ElementType::EmbeddedDocument, b"q", query.as_bytes())

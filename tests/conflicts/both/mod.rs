@@ -21,6 +21,7 @@ macro_rules! on_both_strategies {
 }
 
 pub mod abandoned;
+mod beside_reserved;
 mod crash;
 mod near_the_limit;
 mod opposites;

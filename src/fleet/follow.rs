@@ -301,7 +301,7 @@ async fn reserve_as_defined(
     let writes = &service.writes;
     let listed = membership.listed().await;
     let is_any_unlisted = reserving.identities(|_| true).iter().any(|one| !listed.contains(one));
-    let is_any_anew = membership.doubt().is_some() && is_any_unlisted && !writes.is_redefined();
+    let is_any_anew = is_any_unlisted && !writes.is_redefined();
     if is_any_anew || reserving.differs_from(&writes.catalog()) {
         tracing::warn!("constraints were made anew: this Keyward applies their present definitions");
         writes.make_anew(|catalog| reserving.in_place_of_changed(catalog));

@@ -396,17 +396,23 @@ impl Membership {
     }
 
     /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`, with reservations in proxy collections
-    /// that these, with the `uuids`, replace. Returns whether it did: it does so once for each of them.
+    /// that these, with the `uuids`, replace. Returns whether it did: it does so once for each of them. It waits for those that `may_reserve`.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.
-    pub async fn await_others(&self, namespaces: &[&Namespace], uuids: &[Uuid]) -> Result<bool, StoreError> {
+    pub async fn await_others(
+        &self,
+        namespaces: &[&Namespace],
+        uuids: &[Uuid],
+        may_reserve: impl Fn(&RegisterEntry) -> bool,
+    ) -> Result<bool, StoreError> {
         if uuids.iter().all(|uuid| self.awaited().contains(uuid)) {
             return Ok(false);
         }
         let mut entries = self.register.current().await?;
         let own = self.id();
-        entries.retain(|entry| entry.id != own && namespaces.iter().any(|namespace| entry.may_write_to(namespace)));
+        entries.retain(|entry| entry.id != own && may_reserve(entry));
+        entries.retain(|entry| namespaces.iter().any(|namespace| entry.may_write_to(namespace)));
         let longest = entries.iter().map(|entry| entry.terms.aftermath).max();
         if let Some(longest) = longest {
             tracing::warn!(

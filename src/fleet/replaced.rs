@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Kept, Membership};
+use super::{Kept, Membership, RegisterEntry};
 use crate::backfill_share::BackfillShare;
 use crate::constraint::Constraint;
 use crate::metrics::constraint_label;
@@ -70,7 +70,10 @@ pub(super) async fn renew_gone(
     ended.map_err(|_| StoreError::TimedOut(Duration::MAX))?;
     let mut unready = reserving.unready();
     unready.retain(|constraint| is_gone(constraint));
-    reserving.await_writes_of_others(client, membership, &unready).await?;
+    let any = |_: &RegisterEntry| true;
+    reserving
+        .await_writes_of_others(client, membership, &unready, any)
+        .await?;
     for constraint in &unready {
         let is_it = |one: &Constraint| one.has_name_of(constraint);
         let never = |_: &Constraint| false;

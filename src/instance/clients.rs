@@ -1,5 +1,6 @@
 //! Follows the list of clients' constraints: reads it once a second, and keeps the one that is applied.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use crate::client_constraints::{
     BuildState, BuildUnderWay, ClientConstraint, ClientConstraintStore, ClientConstraints, FoundList, SharedList,
     builds_under_way, reply_of_violated,
 };
-use crate::constraint::{Constraint, ConstraintName};
-use crate::fleet::{ClientsView, Membership};
+use crate::constraint::Constraint;
+use crate::fleet::{ClientsView, Membership, RegisterEntry};
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -117,8 +118,8 @@ impl FollowedList {
         self.refused = None;
     }
 
-    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do. If it can never be applied, because of a
-    /// constraint whose builder is gone, it ends that build, too.
+    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do. If a constraint is the cause whose
+    /// builder is gone, it ends that build, too: nothing else does, and no later list can be applied before.
     pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, membership: &Membership) {
         self.note_applying(self.applied.version);
         if let ReloadError::ListChanged = error {
@@ -127,29 +128,48 @@ impl FollowedList {
         tracing::error!(%error, version = list.version, "clients' constraints can't be applied; those before still hold");
         self.refused = Some((list.version, Instant::now()));
         let is_new = |id| self.applied.entry(id).is_none();
-        let gone = match error {
-            // That lasts, and nothing else ends it.
-            ReloadError::Prepare(PrepareError::SamePlace { constraint, .. }) => {
-                gone_builder(&list, constraint, membership).await
+        let builds = list.constraints.iter().filter(|entry| is_new(entry.id));
+        let builds = builds.filter_map(|entry| Some((entry.id, builder(entry)?)));
+        let mut ended: Vec<Build> = builds.filter(|(_, builder)| *builder == membership.id()).collect();
+        if let ReloadError::Prepare(cause) = error {
+            let mut about = builds_about(&list, cause);
+            about.retain(|(id, _)| is_new(*id));
+            ended.extend(gone_now(about, membership).await);
+        }
+        self.end_builds(&ended, &reply_to(error)).await;
+    }
+
+    /// Ends the builds because of which a start fails, if their Keywards are gone: else each start would fail. Any other Keyward ends them
+    /// itself. Where it may be gone, this waits until its entry is renewed or taken out of the register.
+    pub(super) async fn end_gone(&self, error: &PrepareError, membership: &Membership) {
+        let builds = builds_about(&self.applied, error);
+        if builds.is_empty() {
+            return;
+        }
+        match gone_at_last(builds, membership).await {
+            Ok(gone) if gone.is_empty() => {}
+            Ok(gone) => {
+                tracing::warn!(
+                    "the build of a client's constraint is ended, because it can't go on and its Keyward is gone: start again"
+                );
+                self.end_builds(&gone, &not_applied(error)).await;
             }
-            _ => None,
-        };
-        let ends = |entry: &ClientConstraint| match entry.state {
-            BuildState::Building(builder) => builder == membership.id() || gone == Some((entry.id, builder)),
-            BuildState::Built => false,
-        };
-        let builds = list.constraints.iter();
-        let builds = builds.filter(|entry| is_new(entry.id) && ends(entry));
-        let builds: Vec<ObjectId> = builds.map(|entry| entry.id).collect();
+            Err(error) => tracing::warn!(%error, "the list of clients' constraints can't be changed"),
+        }
+    }
+
+    async fn end_builds(&self, builds: &[Build], reply: &Document) {
         let (Some(shared), false) = (&self.shared, builds.is_empty()) else {
             return;
         };
-        let reply = reply_to(error);
         let ended = shared.change(|list| {
             // Another Keyward may go on with a build by now.
-            let mut builds = builds.clone();
-            builds.retain(|id| list.entry(*id).is_some_and(ends));
-            let ended = builds.iter().filter(|id| list.end_build(**id, &reply)).count();
+            let mut ends: Vec<ObjectId> = Vec::new();
+            for (id, former) in builds {
+                let is_as_before = list.entry(*id).and_then(builder) == Some(*former);
+                ends.extend(is_as_before.then_some(*id));
+            }
+            let ended = ends.iter().filter(|id| list.end_build(**id, reply)).count();
             (ended > 0).then_some(())
         });
         if let Err(error) = ended.await {
@@ -158,28 +178,64 @@ impl FollowedList {
     }
 }
 
-/// The entry of `constraint` in `list`, and the Keyward that was to build it, if that is in the register no more. None if the register can't
-/// be read.
-async fn gone_builder(
-    list: &ClientConstraints,
-    constraint: &ConstraintName,
-    membership: &Membership,
-) -> Option<(ObjectId, ObjectId)> {
-    let mut entries = list.constraints.iter();
-    let entry = entries.find(|entry| entry.constraint.full_name() == *constraint)?;
-    let BuildState::Building(builder) = entry.state else {
-        return None;
-    };
+/// An entry of the list, and the Keyward that builds its constraint.
+type Build = (ObjectId, ObjectId);
+
+/// The Keyward that builds the constraint of `entry`; none if it is built.
+fn builder(entry: &ClientConstraint) -> Option<ObjectId> {
+    match entry.state {
+        BuildState::Building(builder) => Some(builder),
+        BuildState::Built => None,
+    }
+}
+
+/// The builds in `list` that `error` is about.
+fn builds_about(list: &ClientConstraints, error: &PrepareError) -> Vec<Build> {
+    let about = list.constraints.iter();
+    let about = about.filter(|entry| error.is_about(&entry.constraint));
+    about.filter_map(|entry| Some((entry.id, builder(entry)?))).collect()
+}
+
+/// Those of `builds` whose Keywards aren't in the register. None if that can't be read.
+async fn gone_now(mut builds: Vec<Build>, membership: &Membership) -> Vec<Build> {
+    if builds.is_empty() {
+        return builds;
+    }
     match membership.entries().await {
-        Ok(registered) => {
-            let lives = registered.iter().any(|one| one.id == builder && !one.has_left);
-            (!lives).then_some((entry.id, builder))
-        }
+        Ok(entries) => builds.retain(|(_, builder)| living(&entries, *builder).is_none()),
         Err(error) => {
             tracing::warn!(%error, "the list of clients' constraints can't be changed");
-            None
+            builds.clear();
         }
     }
+    builds
+}
+
+/// The same, once each of these Keywards has renewed its entry or was taken out of the register.
+///
+/// # Errors
+/// [`StoreError`] if the register can't be read.
+async fn gone_at_last(mut builds: Vec<Build>, membership: &Membership) -> Result<Vec<Build>, StoreError> {
+    let first = membership.poll().await?;
+    loop {
+        let entries = membership.poll().await?;
+        let lives = |builder| match (living(&first, builder), living(&entries, builder)) {
+            // Time takes a pinned one never away.
+            (Some(first), Some(now)) => now.is_pinned || now.beat != first.beat,
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        builds.retain(|(_, builder)| !lives(*builder));
+        if builds.iter().all(|(_, builder)| living(&entries, *builder).is_none()) {
+            return Ok(builds);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The entry of the Keyward `id`, if that hasn't left.
+fn living(entries: &[RegisterEntry], id: ObjectId) -> Option<&RegisterEntry> {
+    entries.iter().find(|entry| entry.id == id && !entry.has_left)
 }
 
 /// The list while a reload replaces one configuration by another one.
@@ -221,10 +277,14 @@ impl ListFollower for FollowedInReload<'_> {
 
 /// The reply for a client whose constraint couldn't be applied.
 fn reply_to(error: &ReloadError) -> Document {
-    let refusal = match error {
-        ReloadError::Prepare(PrepareError::Duplicates(reports)) => return reply_of_violated(reports),
-        error => IndexRefusal::NotApplied(error.to_string()),
-    };
+    match error {
+        ReloadError::Prepare(PrepareError::Duplicates(reports)) => reply_of_violated(reports),
+        error => not_applied(error),
+    }
+}
+
+fn not_applied(error: &impl Display) -> Document {
+    let refusal = IndexRefusal::NotApplied(error.to_string());
     Document::from_reader(refusal.error().body().as_slice()).unwrap_or_default()
 }
 

@@ -382,6 +382,9 @@ async fn prepared_or_left(
     match prepared {
         Ok(prepared) => Ok((prepared, renewing)),
         Err(error) => {
+            if let StartError::Prepare(cause) = &error {
+                clients.end_gone(cause, membership).await;
+            }
             drop(renewing);
             membership.leave(true).await;
             Err(error)

@@ -33,6 +33,8 @@ pub(super) struct Registered {
     pub is_enforced: bool,
     /// Its reservations were complete in another proxy collection, which was dropped or replaced.
     pub is_replaced: bool,
+    /// Its reservations were complete nowhere yet, and it has no proxy collection: it is new, or the collection was dropped.
+    pub is_without_proxy: bool,
 }
 
 /// The state of a constraint, as its document shows it.
@@ -140,6 +142,7 @@ impl Definitions {
             identity,
             is_enforced,
             is_replaced: complete_in.is_some() && !was_complete,
+            is_without_proxy: complete_in.is_none() && proxy.is_none(),
         })
     }
 
@@ -293,8 +296,7 @@ impl Definitions {
     /// Notes that documents may be written without reservations. The next Keyward that enforces the constraint
     /// backfills all documents again.
     pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        let update = self.collection.update_one(id(constraint), suspension());
-        answered(update.into_future()).await?;
+        suspend_all(&self.collection, id(constraint)).await?;
         Ok(())
     }
 
@@ -356,8 +358,24 @@ impl Definitions {
         if are_clients_kept {
             others.insert(OF_CLIENT, doc! { "$not": { "$type": "objectId" } });
         }
-        let update = self.collection.update_many(others, suspension());
-        Ok(answered(update.into_future()).await?.matched_count)
+        suspend_all(&self.collection, others).await
+    }
+}
+
+/// Suspends the constraints that match `filter`; returns their number. A primary that has been replaced may not know one of them. It would
+/// change nothing, and can't answer that there is none.
+async fn suspend_all(definitions: &Collection<Document>, filter: Document) -> Result<u64, StoreError> {
+    loop {
+        let update = definitions.update_many(filter.clone(), suspension());
+        let suspended = answered(update.into_future()).await?.matched_count;
+        if suspended > 0 {
+            return Ok(suspended);
+        }
+        let find = definitions.find_one(filter.clone());
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        if answered(find.into_future()).await?.is_none() {
+            return Ok(0);
+        }
     }
 }
 
@@ -413,7 +431,7 @@ pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -
     let enforced = doc! { "state": ConstraintState::Enforced.name(), "$expr": is_of_epoch };
     let mut other = id(constraint);
     other.insert("$nor", vec![enforced]);
-    answered(definitions.update_one(other, suspension()).into_future()).await?;
+    suspend_all(&definitions, other).await?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Reports;
-use crate::constraint::{ConstraintName, proxy_collection};
+use crate::constraint::{Constraint, ConstraintName, proxy_collection};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -126,6 +126,36 @@ pub enum PrepareError {
     /// The existing documents aren't all backfilled yet.
     #[error("unique constraint {0} isn't enforced yet: start `keyward run` or `keyward backfill` first")]
     NotEnforced(ConstraintName),
+}
+
+impl PrepareError {
+    /// Whether `constraint`, or its collection, is the reason, so that the same try fails again.
+    pub fn is_about(&self, constraint: &Constraint) -> bool {
+        let is_named = |name: &ConstraintName| *name == constraint.full_name();
+        match self {
+            PrepareError::OtherDefinition { namespace, name, .. } => {
+                namespace == constraint.namespace() && name == constraint.name()
+            }
+            PrepareError::BeingRemoved(name)
+            | PrepareError::SamePlace { constraint: name, .. }
+            | PrepareError::OtherStrategy { constraint: name, .. }
+            | PrepareError::OtherSortKeys { constraint: name, .. }
+            | PrepareError::Encrypted { constraint: name, .. }
+            | PrepareError::Collation { constraint: name, .. } => is_named(name),
+            PrepareError::NotOurs(proxy, _) => *proxy == constraint.proxy_collection(),
+            PrepareError::OtherResults(results, _) => results.database == constraint.namespace().database,
+            PrepareError::NoCollection(namespace)
+            | PrepareError::Capped(namespace)
+            | PrepareError::Clustered(namespace) => namespace == constraint.namespace(),
+            PrepareError::Store(_)
+            | PrepareError::Changed(_)
+            | PrepareError::Redefined(_)
+            | PrepareError::Standalone
+            | PrepareError::Shard
+            | PrepareError::Duplicates(_)
+            | PrepareError::NotEnforced(_) => false,
+        }
+    }
 }
 
 impl From<mongodb::error::Error> for PrepareError {

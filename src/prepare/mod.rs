@@ -42,7 +42,7 @@ use crate::backfill_share::BackfillShare;
 use crate::catalog::Protected;
 use crate::constraint::{Constraint, Strategy};
 use crate::default_collations::DefaultCollations;
-use crate::fleet::Membership;
+use crate::fleet::{Membership, RegisterEntry};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -88,8 +88,19 @@ pub async fn prepare(
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     if let Some(membership) = membership {
+        let any = |_: &RegisterEntry| true;
         let replaced = &reserving.replaced;
-        reserving.await_writes_of_others(client, membership, replaced).await?;
+        reserving
+            .await_writes_of_others(client, membership, replaced, any)
+            .await?;
+        for constraint in &reserving.without_proxy {
+            let identities = reserving.identities(|one| one.has_name_of(constraint));
+            let lists_it = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
+            let dropped = std::slice::from_ref(constraint);
+            reserving
+                .await_writes_of_others(client, membership, dropped, lists_it)
+                .await?;
+        }
     }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
@@ -117,7 +128,8 @@ pub async fn make(
     metrics: &Metrics,
 ) -> Result<ReservingConstraints, PrepareError> {
     let (deployment, mut collections) = read_all(client, constraints, lease, metrics).await?;
-    let (mut unready, mut replaced, mut identities) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut unready, mut identities) = (Vec::new(), Vec::new());
+    let (mut replaced, mut without_proxy) = (Vec::new(), Vec::new());
     for (index, (protected, uuid)) in collections.iter_mut().enumerate() {
         // A collection that is still to be created may yet be sharded.
         if uuid.is_some() {
@@ -154,12 +166,16 @@ pub async fn make(
             if registered.is_replaced {
                 replaced.push(constraint.clone());
             }
+            if registered.is_without_proxy {
+                without_proxy.push(constraint.clone());
+            }
         }
     }
     Ok(ReservingConstraints {
         collections,
         unready,
         replaced,
+        without_proxy,
         identities,
     })
 }

@@ -61,6 +61,8 @@ pub struct ReservingConstraints {
     pub(super) unready: Vec<(usize, usize)>,
     /// The constraints whose proxy collection isn't the one in which their reservations were complete.
     pub(super) replaced: Vec<Arc<Constraint>>,
+    /// The constraints that had no proxy collection, and were complete in none. They are new, or it was dropped while documents were read.
+    pub(super) without_proxy: Vec<Arc<Constraint>>,
     /// The identity of each constraint in the register of Keywards.
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
@@ -101,7 +103,7 @@ impl ReservingConstraints {
 
     /// Waits until no write takes effect any more that another Keyward has reserved in the former proxy collection of one of these
     /// `constraints`. A backfill that begins after this finds it. Such a Keyward can reserve nothing more. The second time that a process
-    /// waits for the same collection, it is over.
+    /// waits for the same collection, it is over. It waits for those that `may_reserve`.
     ///
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't answer.
@@ -110,6 +112,7 @@ impl ReservingConstraints {
         client: &Client,
         membership: &Membership,
         constraints: &[Arc<Constraint>],
+        may_reserve: impl Fn(&RegisterEntry) -> bool,
     ) -> Result<(), PrepareError> {
         let proxies = self
             .collections
@@ -119,7 +122,7 @@ impl ReservingConstraints {
         let (namespaces, uuids): (Vec<&Namespace>, Vec<Uuid>) = meant
             .filter_map(|proxy| Some((proxy.constraint.namespace(), proxy.uuid()?)))
             .unzip();
-        if !membership.await_others(&namespaces, &uuids).await? {
+        if !membership.await_others(&namespaces, &uuids, may_reserve).await? {
             return Ok(());
         }
         // A backfill that began before now may have passed such a write.

@@ -177,7 +177,8 @@ impl<L: ListFollower> Meanwhile<'_, L> {
             suspend(service, &written_without(membership, &suspended)).await?;
             Ok::<_, ReloadError>(catalog)
         };
-        match taken_back.await {
+        let taken_back = taken_back.await;
+        match taken_back {
             Ok(catalog) => {
                 drop(service.writes.replace(catalog));
                 for constraint in &new {
@@ -185,8 +186,12 @@ impl<L: ListFollower> Meanwhile<'_, L> {
                     self.readiness.forget_note(&constraint_label(constraint));
                 }
             }
-            // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
-            Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
+            // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does. So they stay among
+            // those that hold: else the next list took them out of the catalog, and not out of the register.
+            Err(error) => {
+                tracing::error!(%error, "the new constraints of a refused configuration go on to reserve");
+                current.constraints.extend(new);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! A `createIndexes` that can't be a constraint leaves nothing behind, and says why as a native index would.
 
 use bson::doc;
+use bson::oid::ObjectId;
 
 use super::*;
 
@@ -159,4 +160,62 @@ fn a_refused_command_succeeds_once_its_way_out_is_taken() {
         &doc! { "dropIndexes": "users", "index": "email_1" },
     ));
     must(&reply(&keyward, "admin", &rename));
+}
+
+/// Adds a build to the list that can't go on, because its proxy collection isn't as Keyward makes one, and whose Keyward is gone.
+fn begin_in_vain(cluster: &Cluster, database: &str) {
+    let entry = doc! {
+        "id": ObjectId::new(), "command": ObjectId::new(), "builder": ObjectId::new(),
+        "collection": format!("{database}.log"), "name": "email_1", "key": { "email": 1 },
+    };
+    let add = doc! { "$push": { "constraints": entry }, "$inc": { "version": 1_i64 } };
+    let update = doc! { "update": "clientConstraints", "updates": [{ "q": {}, "u": add }] };
+    must(&cluster.run("keyward", update).unwrap());
+}
+
+/// Otherwise no later list could be applied, and no Keyward could start.
+#[test]
+fn a_build_in_vain_whose_keyward_is_gone_ends() {
+    const DATABASE: &str = "created_in_vain_by_gone";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    must(
+        &cluster
+            .run(
+                DATABASE,
+                doc! { "create": "keyward.log.email_1", "collation": { "locale": "en" } },
+            )
+            .unwrap(),
+    );
+    let keyward = start_at(&cluster);
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    write_first(&keyward, DATABASE);
+    let is_ended = || {
+        let list = first_of(&cluster, "keyward", doc! { "find": "clientConstraints" });
+        list.get_array("constraints").unwrap().len() == 1
+    };
+    begin_in_vain(&cluster, DATABASE);
+    keyward.until("the end of the build", is_ended);
+    let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true, "sparse": true };
+    must(&reply(&keyward, DATABASE, &create([name])));
+    must(&reply(
+        &keyward,
+        DATABASE,
+        &doc! { "dropIndexes": "users", "index": "name_1" },
+    ));
+    drop(keyward);
+
+    begin_in_vain(&cluster, DATABASE);
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", "  []\n") else {
+        panic!("it started with such a proxy collection");
+    };
+    assert!(
+        refused
+            .errors
+            .contains("created_in_vain_by_gone.keyward.log.email_1 isn't as Keyward makes one"),
+        "{}",
+        refused.errors
+    );
+    assert!(is_ended(), "{}", refused.errors);
+    assert_first_is_held(&start_at(&cluster), DATABASE);
 }

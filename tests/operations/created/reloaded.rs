@@ -1,6 +1,7 @@
 //! Clients make and drop constraints while a Keyward reloads its configuration, which reads all documents.
 
 use nix::sys::signal::Signal;
+use testkit::relay::{Fate, Relay};
 
 use super::*;
 
@@ -16,7 +17,11 @@ fn claim(cluster: &Cluster, database: &str, seconds: i64) {
 
 /// The settings of a Keyward with these constraints.
 fn settings(cluster: &Cluster, constraints: &str) -> String {
-    let uri = cluster.uri();
+    settings_at(&cluster.uri(), constraints)
+}
+
+/// The same with this connection string.
+fn settings_at(uri: &str, constraints: &str) -> String {
     format!("upstream: {uri}\nlease: 10s\nreload_interval: 0s\nconstraints: [{constraints}]\n")
 }
 
@@ -177,12 +182,61 @@ fn a_refused_reload_leaves_clients_constraints_to_their_list() {
     assert_eq!(unique_indexes(&keyward, DATABASE), ["name_1"]);
     assert!(!is_noted(&keyward), "{}", keyward.get("/readyz"));
     // Otherwise other Keywards would count on this one.
-    let of_email = doc! { "find": "keyward.constraints", "filter": { "_id.name": "email_1" } };
-    let identity = first_of(&cluster, DATABASE, of_email)
-        .get_object_id("identity")
-        .unwrap();
+    assert_eq!(listing(&cluster, DATABASE, "email_1"), []);
+}
+
+/// The entries in the register that list the constraint with this name.
+fn listing(cluster: &Cluster, database: &str, name: &str) -> Vec<Bson> {
+    let of_name = doc! { "find": "keyward.constraints", "filter": { "_id.name": name } };
+    let identity = first_of(cluster, database, of_name).get_object_id("identity").unwrap();
     let listing = doc! { "find": "keywards", "filter": { "constraints": identity } };
     let found = cluster.run("keyward", listing).unwrap();
-    let entries = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
-    assert!(entries.is_empty(), "{found}");
+    let cursor = found.get_document("cursor").unwrap();
+    cursor.get_array("firstBatch").unwrap().clone()
+}
+
+/// The definitions can't be reached for a while: the reload fails, and so does its withdrawal. Otherwise others would count on this Keyward,
+/// which no longer reserves.
+#[test]
+fn a_constraint_that_a_refused_reload_left_goes_with_the_next_list() {
+    const DATABASE: &str = "created_amid_outage";
+    let (cluster, first) = start_with_orders(DATABASE);
+    drop(first);
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let loses = is_cut.clone();
+    let judge = move |request: &[u8]| {
+        let definitions = b"keyward.constraints";
+        let mut parts = request.windows(definitions.len());
+        match loses.load(Ordering::SeqCst) && parts.any(|part| part == definitions) {
+            true => Fate::Lost,
+            false => Fate::Passed,
+        }
+    };
+    let relay = Relay::judged(cluster.router_address(), judge, |_| Fate::Passed);
+    let keyward = Keyward::of(&settings_at(&relay.uri(), "")).leaving();
+    write_first(&keyward, DATABASE);
+    let builder = start_at(&cluster);
+    let more = settings_at(&relay.uri(), &of_orders(DATABASE));
+    let reloads = begin_reload(&keyward, &cluster, DATABASE, &more);
+    must(&reply(&builder, DATABASE, &within_a_claim(create([unique_email()]))));
+    assert!(is_under_way(&keyward), "{}", keyward.get("/reload"));
+    is_cut.store(true, Ordering::SeqCst);
+    assert_eq!(keyward.reloaded_after(reloads)["outcome"], "refused");
+    is_cut.store(false, Ordering::SeqCst);
+    let log = keyward.log();
+    assert!(
+        log.contains("the new constraints of a refused configuration go on to reserve"),
+        "{log}"
+    );
+    claim(&cluster, DATABASE, 0);
+    let order = |id: i32| doc! { "insert": "orders", "documents": [{ "_id": id, "region": "z", "n": 1 }] };
+    must(&reply(&keyward, DATABASE, &order(1)));
+    assert!(!listing(&cluster, DATABASE, "n_1").is_empty());
+    let name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true, "sparse": true };
+    must(&reply(&builder, DATABASE, &create([name])));
+    keyward.until("it no longer lists the constraint", || {
+        listing(&cluster, DATABASE, "n_1").is_empty()
+    });
+    must(&reply(&keyward, DATABASE, &order(2)));
+    assert_first_is_held(&keyward, DATABASE);
 }

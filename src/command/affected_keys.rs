@@ -35,6 +35,8 @@ impl KeyChange {
     pub fn of(kind: StatementKind, message: &OpMsg<'_>, paths: &impl Paths) -> KeyChange {
         let first = match kind.list() {
             Some(list) => first_affecting(kind, message, list, paths),
+            // The server knows none for this command.
+            None if message.sequences().next().is_some() => None,
             None => affects_keys(kind, message.body, paths)
                 .ok()
                 .map(|affects| affects.then_some(0)),
@@ -241,11 +243,35 @@ mod tests {
     use bson::{Bson, bson, doc};
 
     use super::*;
+    use crate::wire::{Draft, Flags, OutSequence};
 
     fn affects(update: Bson, paths: &[&str]) -> bool {
         let bytes = doc! { "u": update }.to_vec().unwrap();
         let update = Doc::new(&bytes).unwrap().get("u").unwrap().unwrap();
         may_affect(&update, &paths.to_vec()).unwrap()
+    }
+
+    /// A server that took a sequence for a field of the command would carry out another update than Keyward has read.
+    #[test]
+    fn of_a_find_and_modify_with_a_sequence_nothing_is_known() {
+        let body = doc! { "findAndModify": "c", "query": {}, "$db": "d" }.to_vec().unwrap();
+        let set = doc! { "$set": { "email": 1 } }.to_vec().unwrap();
+        let update = OutSequence {
+            name: b"update",
+            documents: vec![&set],
+        };
+        let of = |sequences| {
+            let draft = Draft {
+                flags: Flags(0),
+                body: &body,
+                sequences,
+            };
+            let message = draft.frame(0, 0).unwrap().to_vec();
+            let message = OpMsg::parse(&message).unwrap();
+            KeyChange::of(StatementKind::FindAndModify, &message, &vec!["email"])
+        };
+        assert_eq!(of(vec![]), KeyChange::None);
+        assert_eq!(of(vec![update]), KeyChange::Unknown);
     }
 
     #[test]

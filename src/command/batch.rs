@@ -15,6 +15,9 @@ use crate::wire::{BatchItemError, OpMsg};
 
 /// The most documents in one command (`maxWriteBatchSize`).
 pub const BATCH_MAX: usize = 100_000;
+/// The most bytes of all copies of the fields beside a command's operations. Each command that Keyward sends for it has a copy. An update, a
+/// delete or a strict insert may need a command for each operation. The writes of a `$merge` stay below: 100 operations, and 16 MB beside them.
+const COPIES_BYTES_MAX: usize = 2 << 30;
 
 /// A client's command.
 #[derive(Debug)]
@@ -66,13 +69,16 @@ impl<'a> BatchCommand<'a> {
     /// Reads a command whose batch is `field`.
     ///
     /// # Errors
-    /// [`WriteRefusal`] if the server would refuse its shape, or if Keyward can't protect it.
+    /// [`WriteRefusal`] if the server would refuse its shape, or if Keyward can't protect it or would have to send too many bytes for it.
     pub fn parse(message: &OpMsg<'a>, field: &'static str) -> Result<Self, WriteRefusal> {
         let documents = documents(message, field, field)?;
-        match documents.len() {
-            1..=BATCH_MAX => Self::new(message.body, documents),
-            count => Err(WriteRefusal::BatchSize(count)),
+        let count = documents.len();
+        if !(1..=BATCH_MAX).contains(&count) {
+            return Err(WriteRefusal::BatchSize(count));
         }
+        let command = Self::new(message.body, documents)?;
+        check_copies(count * copied_bytes(message.body, &[field])?, count)?;
+        Ok(command)
     }
 
     /// Reads a command that is one statement.
@@ -138,6 +144,34 @@ pub fn documents<'a>(
         BatchItemError::Malformed(error) => malformed(error),
         BatchItemError::Type(_) => WriteRefusal::WrongType(path),
     })
+}
+
+/// The bytes of the fields that Keyward copies into each command that it sends for `body`. These are all but the `lists` and the statements'
+/// numbers, of which each command has its own.
+///
+/// # Errors
+/// [`WriteRefusal`] if `body` isn't BSON.
+pub fn copied_bytes(body: Doc<'_>, lists: &[&str]) -> Result<usize, WriteRefusal> {
+    let mut bytes = 0;
+    for field in body.elements() {
+        let field = field.map_err(malformed)?;
+        if field.name != b"stmtIds" && !lists.iter().any(|list| list.as_bytes() == field.name) {
+            // Its type and the end of its name have one byte each.
+            bytes += 2 + field.name.len() + field.value.len();
+        }
+    }
+    Ok(bytes)
+}
+
+/// Checks that copies of `bytes` in all are not too many for a command of `operations`.
+///
+/// # Errors
+/// [`WriteRefusal::TooManyCopies`]: a message of a few megabytes could keep Keyward busy for hours.
+pub fn check_copies(bytes: usize, operations: usize) -> Result<(), WriteRefusal> {
+    match bytes > COPIES_BYTES_MAX {
+        true => Err(WriteRefusal::TooManyCopies { bytes, operations }),
+        false => Ok(()),
+    }
 }
 
 fn command_name(body: Doc<'_>) -> String {
@@ -249,7 +283,7 @@ pub fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, WriteR
 }
 
 /// A number of any type, precise enough for a comparison with small whole numbers.
-fn number(element: &Element<'_>) -> Option<f64> {
+pub fn number(element: &Element<'_>) -> Option<f64> {
     match element.kind {
         ElementType::Double => Some(f64::from_le_bytes(element.value.try_into().ok()?)),
         ElementType::Decimal128 => Decimal128::from_bytes(element.value.try_into().ok()?)
@@ -292,6 +326,7 @@ mod tests {
     use bson::{Bson, doc};
 
     use super::*;
+    use crate::wire::Draft;
 
     fn limit(value: impl Into<Bson>) -> Result<Option<Duration>, String> {
         let body = doc! { "maxTimeMS": value.into() }.to_vec().unwrap();
@@ -312,6 +347,29 @@ mod tests {
         assert_eq!(
             limit(1_i64 << 31),
             Err("2147483648 value for maxTimeMS is out of range".to_owned())
+        );
+    }
+
+    /// Neither the batch nor the statements' numbers are copied.
+    #[test]
+    fn the_fields_beside_many_statements_are_small() {
+        let count = 100_000;
+        let parse = |bytes: usize| {
+            let command = doc! {
+                "update": "c", "updates": vec![doc! {}; count], "let": { "v": "x".repeat(bytes) },
+                "stmtIds": (0..100_000).collect::<Vec<i32>>(),
+            };
+            let bytes = command.to_vec().unwrap();
+            let frame = Draft::of_body(&bytes).frame(0, 0).unwrap().to_vec();
+            let message = OpMsg::parse(&frame).unwrap();
+            BatchCommand::parse(&message, "updates").map(|command| command.documents.len())
+        };
+        assert_eq!(parse(5_000), Ok(count));
+        assert_eq!(parse(20_000), Ok(count));
+        let refused = parse(22_000);
+        assert!(
+            matches!(refused, Err(WriteRefusal::TooManyCopies { .. })),
+            "{refused:?}"
         );
     }
 

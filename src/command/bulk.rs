@@ -9,7 +9,8 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::batch::{
-    BATCH_MAX, check_numbers, documents, is_unacknowledged, malformed, max_time, numbers, numbers_from,
+    BATCH_MAX, check_copies, check_numbers, copied_bytes, documents, is_unacknowledged, malformed, max_time, numbers,
+    numbers_from,
 };
 use super::shape::Form;
 use super::statement::StatementKind;
@@ -79,7 +80,7 @@ impl<'a> BulkWrite<'a> {
     /// Reads a command.
     ///
     /// # Errors
-    /// [`WriteRefusal`] if the server would refuse its shape, or its results might not fit into a reply.
+    /// [`WriteRefusal`] if the server would refuse its shape, its results might not fit into a reply, or its parts would take too many bytes.
     pub fn parse(message: &OpMsg<'a>) -> Result<Self, WriteRefusal> {
         let body = message.body;
         let field = |name| body.get(name).map_err(malformed);
@@ -99,7 +100,8 @@ impl<'a> BulkWrite<'a> {
         for (position, op) in ops.iter().enumerate() {
             operations.push(operation(*op, position, namespaces.len())?);
         }
-        let errors_only = field("errorsOnly")?.is_some_and(|flag| flag.is_truthy());
+        let errors_only = field("errorsOnly")?.map(|field| flag(&field, "bulkWrite.errorsOnly"));
+        let errors_only = errors_only.transpose()?.unwrap_or(false);
         if !errors_only && entries_bytes(&ops) > ENTRIES_BYTES_MAX {
             return Err(WriteRefusal::Bulk(BulkFault::TooLong));
         }
@@ -109,6 +111,12 @@ impl<'a> BulkWrite<'a> {
             _ => None,
         };
         check_numbers(numbers.as_deref().unwrap_or_default())?;
+        let copied = copied_bytes(body, &["ops", "nsInfo"])?;
+        // A command for operations also has the fields of their namespace's entry.
+        let copies = operations
+            .iter()
+            .map(|operation| copied + namespaces[operation.namespace].entry.bytes().len());
+        check_copies(copies.sum(), operations.len())?;
         Ok(BulkWrite {
             body,
             namespaces,
@@ -244,7 +252,7 @@ fn delete(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
                 has_query = true;
                 statement.document("q", embedded(&field, "bulkWrite.ops.filter")?);
             }
-            b"multi" => limit = if field.is_truthy() { 0 } else { 1 },
+            b"multi" => limit = if flag(&field, "bulkWrite.ops.multi")? { 0 } else { 1 },
             b"hint" | b"collation" => {
                 statement.element(&field);
             }
@@ -261,6 +269,14 @@ fn delete(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
 fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, WriteRefusal> {
     let document = field.as_document().map_err(malformed)?;
     document.ok_or(WriteRefusal::WrongType(path))
+}
+
+/// Whether an option is set that must be a boolean. To a server, null is none.
+fn flag(field: &Element<'_>, path: &'static str) -> Result<bool, WriteRefusal> {
+    match field.kind {
+        ElementType::Boolean | ElementType::Null | ElementType::Undefined => Ok(field.is_truthy()),
+        _ => Err(WriteRefusal::WrongType(path)),
+    }
 }
 
 fn unknown(of: &str, name: &[u8]) -> WriteRefusal {
@@ -301,4 +317,46 @@ fn entries_bytes(ops: &[Doc<'_>]) -> usize {
         _ => 0,
     };
     ops.iter().map(|op| ENTRY_BYTES + of_id(op)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+    use crate::wire::Draft;
+
+    const COUNT: usize = 100_000;
+
+    /// The number of operations of a command of [`COUNT`] deletes, with these fields beside them and in the entry of `nsInfo`.
+    fn parse(beside: Document, of_entry: Document) -> Result<usize, WriteRefusal> {
+        let mut entry = doc! { "ns": "db.users" };
+        entry.extend(of_entry);
+        let deletes = vec![doc! { "delete": 0, "filter": {} }; COUNT];
+        let mut command = doc! { "bulkWrite": 1, "ops": deletes, "nsInfo": [entry], "$db": "admin" };
+        command.extend(beside);
+        let bytes = command.to_vec().unwrap();
+        let frame = Draft::of_body(&bytes).frame(0, 0).unwrap().to_vec();
+        let message = OpMsg::parse(&frame).unwrap();
+        BulkWrite::parse(&message).map(|bulk| bulk.operations.len())
+    }
+
+    /// Neither the operations nor their numbers are copied.
+    #[test]
+    fn the_fields_beside_many_operations_are_small() {
+        let large = |bytes: usize| doc! { "v": "x".repeat(bytes) };
+        let numbers: Vec<i32> = (0..100_000).collect();
+        let small = doc! { "let": large(5_000), "stmtIds": numbers };
+        assert_eq!(parse(small, doc! {}), Ok(COUNT));
+        for (beside, of_entry) in [
+            (doc! { "let": large(22_000) }, doc! {}),
+            (doc! {}, doc! { "encryptionInformation": large(22_000) }),
+        ] {
+            let refused = parse(beside, of_entry);
+            assert!(
+                matches!(refused, Err(WriteRefusal::TooManyCopies { .. })),
+                "{refused:?}"
+            );
+        }
+    }
 }

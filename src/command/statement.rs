@@ -2,6 +2,7 @@
 
 use bson::spec::ElementType;
 
+use super::batch::number;
 use super::running::is_about_running;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
@@ -78,7 +79,8 @@ impl<'a> Statement<'a> {
     pub fn of(kind: StatementKind, body: Doc<'a>, raw: Doc<'a>) -> Result<Self, Malformed> {
         let is_single = match kind {
             StatementKind::Update => !raw.is_set("multi")?,
-            StatementKind::Delete => raw.is_set("limit")?,
+            // As the server reads it: anything but a number is 0, and so deletes all documents.
+            StatementKind::Delete => raw.get("limit")?.and_then(|limit| number(&limit)) == Some(1.0),
             StatementKind::FindAndModify => true,
         };
         Ok(Statement {

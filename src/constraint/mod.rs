@@ -52,10 +52,13 @@ const FEW: usize = 16;
 /// The most memory, in bytes, that the keys of one document may take. A key of several fields repeats their values for each element of an
 /// array, so without a limit one document could take all memory.
 const KEY_BYTES_MAX: usize = 256 << 20;
+/// The same for a stored document. A write may pass with twice its limit, because equal keys are dropped only now and then. A document with more
+/// was written past Keyward, or before the limit.
+const STORED_KEY_BYTES_MAX: usize = 2 * KEY_BYTES_MAX;
 /// The most places to which the arrays of one document may lead.
 const PLACES_MAX: usize = 16 << 20;
-/// The same for each byte of the document, and for the smallest one: a command may have many documents. They seldom lead to more places than
-/// they have elements.
+/// The same for each byte of the fields with these arrays, and for the smallest document: a command may have many documents. They seldom lead
+/// to more places than they have elements.
 const PLACES_PER_BYTE: usize = 16;
 const PLACES_OF_SMALLEST: usize = 1 << 13;
 
@@ -261,22 +264,29 @@ impl Constraint {
     /// # Errors
     /// [`KeyError`] if the server would refuse the document whatever the collection holds, or if Keyward refuses it.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
-        let places = PLACES_OF_SMALLEST + document.bytes().len() * PLACES_PER_BYTE;
-        self.keys_within(document, KEY_BYTES_MAX, places.min(PLACES_MAX))
+        self.keys_within(document, KEY_BYTES_MAX, self.places_max(document))
     }
 
-    /// The keys that a stored `document` holds, however large they are: an earlier version of Keyward may have reserved them.
-    ///
-    /// A look-up reads only some fields of a document. So its size here doesn't show how many places a write of it could have, and each
-    /// document has the limit of the largest one.
+    /// The most places to which the arrays of `document` may lead. A later read shows only some of its fields. So only those count that the
+    /// paths begin with: else an accepted document could have no keys for the next update of it.
+    fn places_max(&self, document: Doc<'_>) -> usize {
+        let roots = self.fields.iter().map(|field| root_of(&field.path));
+        // The search for the keys reports bytes that aren't BSON.
+        let roots = roots.filter_map(|root| document.get(root).ok().flatten());
+        let bytes: usize = roots.map(|root| root.value.len()).sum();
+        PLACES_MAX.min(PLACES_OF_SMALLEST + bytes * PLACES_PER_BYTE)
+    }
+
+    /// The keys that a stored `document` holds. It may be older than the limits of a write, or was written past Keyward. So each document has
+    /// the limits of the largest one.
     pub fn keys_of_stored(&self, document: Doc<'_>) -> StoredKeys {
-        self.stored_keys_within(document, PLACES_MAX)
+        self.stored_keys_within(document, STORED_KEY_BYTES_MAX, PLACES_MAX)
     }
 
-    fn stored_keys_within(&self, document: Doc<'_>, places: usize) -> StoredKeys {
-        match self.keys_within(document, usize::MAX, places) {
+    fn stored_keys_within(&self, document: Doc<'_>, bytes: usize, places: usize) -> StoredKeys {
+        match self.keys_within(document, bytes, places) {
             Ok(keys) => StoredKeys::These(keys.into_iter().collect()),
-            Err(KeyError::TooManyPlaces { .. }) => StoredKeys::Unknown,
+            Err(KeyError::TooLarge { .. } | KeyError::TooManyPlaces { .. }) => StoredKeys::Unknown,
             Err(_) => StoredKeys::These(HashSet::new()),
         }
     }

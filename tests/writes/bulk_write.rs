@@ -423,6 +423,26 @@ async fn the_fields_of_a_command_are_refused_in_a_namespace() {
     assert_eq!(keyward.all(database, "users"), Vec::<Document>::new());
 }
 
+/// Otherwise it could count as another value: a server would have refused to delete anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_option_of_another_type_is_refused() {
+    let database = "bulk_option_types";
+    let (_, keyward) = users(database);
+    let mut keyward = Connection::open(&keyward.address);
+    let inserted = [insert(1, "1@x"), insert(2, "2@x")];
+    keyward.run("admin", &bulk(database, inserted.to_vec()));
+    let of_multi = |multi: Bson| bulk(database, vec![doc! { "delete": 0, "filter": {}, "multi": multi }]);
+    let mut of_errors_only = of_multi(true.into());
+    of_errors_only.insert("errorsOnly", 1);
+    for command in [of_multi("no".into()), of_multi(1.into()), of_errors_only] {
+        let reply = keyward.run("admin", &command);
+        assert_eq!(reply.get_i32("code").ok(), Some(14), "{command}: {reply}");
+        assert_eq!(keyward.all(database, "users").len(), 2, "{command}");
+    }
+    let reply = keyward.run("admin", &of_multi(Bson::Null));
+    assert_eq!(counts(&reply)[5], 1, "{reply}");
+}
+
 /// As drivers send it: `ops` and `nsInfo` beside the body, and without wanting a reply.
 #[tokio::test]
 async fn an_unacknowledged_one_is_carried_out_in_silence() {

@@ -241,6 +241,69 @@ fn a_negative_statement_number_is_refused() {
     }
 }
 
+/// To the server, anything but a number is 0: it deletes all.
+#[test]
+fn a_limit_that_is_no_number_deletes_as_on_the_server() {
+    let both = Both::start("odd_limit", "compensating");
+    let tiny: bson::Decimal128 = "1E-400".parse().unwrap();
+    let limits = [
+        true.into(),
+        false.into(),
+        "1".into(),
+        Bson::Document(doc! {}),
+        Bson::Null,
+        tiny.into(),
+        1.0.into(),
+        1_i64.into(),
+        0.5.into(),
+        2.into(),
+    ];
+    for limit in limits {
+        let users = [3, 4, 5].map(|id| user(id, &ObjectId::new().to_hex()));
+        both.run(&doc! { "insert": "users", "documents": users.to_vec() });
+        let delete =
+            |limit: Bson| doc! { "delete": "users", "deletes": [{ "q": { "_id": { "$gt": 2 } }, "limit": limit }] };
+        let [native, reply] = both.run(&delete(limit.clone()));
+        assert_eq!(effects(&reply), effects(&native), "{limit}");
+        let [native, documents] = both.documents();
+        // Which one it deletes is open.
+        let count = |documents: &Document| documents.get_array("all").unwrap().len();
+        assert_eq!(count(&documents), count(&native), "{limit}");
+        both.run(&delete(0.into()));
+    }
+}
+
+/// Keyward may send each operation as a command of its own, with all fields beside the operations.
+#[test]
+fn many_operations_with_a_large_comment_are_refused() {
+    let both = Both::start("large_comment", "compensating");
+    let comment = "x".repeat(8 << 20);
+    let update = |count: usize| {
+        let statement = doc! { "q": { "_id": 1 }, "u": { "$set": { "email": "changed" } } };
+        doc! { "update": "users", "updates": vec![statement; count], "comment": &comment }
+    };
+    let deletes = vec![doc! { "q": {}, "limit": 0 }; 300];
+    let users: Vec<_> = (3..303).map(|id| user(id, &id.to_string())).collect();
+    let before = both.documents();
+    for command in [
+        update(300),
+        doc! { "delete": "users", "deletes": deletes, "comment": &comment },
+        doc! { "insert": "users", "documents": users, "comment": &comment },
+    ] {
+        let reply = both.through_keyward(&command);
+        assert_eq!(reply.get_i32("code").ok(), Some(115), "{reply}");
+    }
+    let bulk = doc! {
+        "bulkWrite": 1, "ops": vec![doc! { "delete": 0, "filter": {}, "multi": true }; 300], "comment": &comment,
+        "nsInfo": [{ "ns": format!("{}.users", both.database) }],
+    };
+    let reply = send(&both.keyward.address, "admin", bulk).unwrap();
+    assert_eq!(reply.get_i32("code").ok(), Some(115), "{reply}");
+    assert_eq!(both.documents(), before);
+    let reply = both.through_keyward(&update(2));
+    assert_eq!(reply.get_i32("n").ok(), Some(2), "{reply}");
+}
+
 /// The server takes such a field for missing. Keyward refuses it: its commands would run outside a transaction.
 #[test]
 fn a_transaction_without_its_mark_is_refused() {

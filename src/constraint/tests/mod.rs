@@ -80,11 +80,44 @@ fn a_document_with_too_large_keys_is_refused() {
     let of = |tags: Vec<i32>| keys(&pairs, doc! { "tags": tags, "text": &text });
     assert_eq!(of((0..7).collect()).unwrap().len(), 7);
     assert_eq!(of(vec![1; 20]).unwrap().len(), 1, "equal keys are one");
+    // Stored before the limit. A look-up must not miss a key that an earlier version has reserved.
     let large = doc! { "tags": (0..9).collect::<Vec<_>>(), "text": &text };
     assert_eq!(count_of_stored(&pairs, &large), 9);
     let refused = of((0..9).collect()).unwrap_err();
     assert_eq!(refused.code(), 115);
     assert!(refused.to_string().contains("tags_1_text_1"), "{refused}");
+}
+
+/// Their memory has a limit, and the time for them, too.
+#[test]
+fn the_keys_of_a_stored_document_are_unknown_if_they_are_too_large() {
+    let pairs = on(doc! { "tags": 1, "text": 1 });
+    let stored = |tags: Vec<i32>| {
+        let document = doc! { "tags": tags, "text": "x".repeat(100_000) }.to_vec().unwrap();
+        pairs.stored_keys_within(Doc::new(&document).unwrap(), 1 << 20, PLACES_MAX)
+    };
+    assert!(matches!(stored((0..4).collect()), StoredKeys::These(keys) if keys.len() == 4));
+    assert_eq!(stored((0..20).collect()), StoredKeys::Unknown);
+    assert_eq!(stored(vec![1; 100]), StoredKeys::Unknown);
+}
+
+/// A write may pass with more than its limit, because equal keys are dropped only now and then.
+#[test]
+fn the_keys_of_an_accepted_document_are_known_later() {
+    let pairs = on(doc! { "tags": 1, "text": 1 });
+    let both = |equal: usize| {
+        let tags: Vec<i32> = std::iter::repeat_n(0, equal).chain(0..12).collect();
+        let document = doc! { "tags": tags, "text": "x".repeat(50_000) }.to_vec().unwrap();
+        let document = Doc::new(&document).unwrap();
+        let accepted = pairs.keys_within(document, 1 << 20, PLACES_MAX).map(|keys| keys.len());
+        (accepted, pairs.stored_keys_within(document, 2 << 20, PLACES_MAX))
+    };
+    let (accepted, stored) = both(6);
+    assert_eq!(accepted, Ok(12));
+    assert!(matches!(stored, StoredKeys::These(keys) if keys.len() == 12));
+    let (refused, stored) = both(0);
+    assert!(matches!(refused, Err(KeyError::TooLarge { .. })));
+    assert!(matches!(stored, StoredKeys::These(keys) if keys.len() == 12));
 }
 
 /// Each element beside the first one leads into the first one, and a sparse index has no key for any of them.
@@ -108,11 +141,17 @@ fn a_document_with_very_many_places_is_refused() {
     // A look-up must not miss a key that an earlier version has reserved.
     assert_eq!(count_of_stored(&sparse, &doc! { "a": nested(4) }), 0);
     let stored = doc! { "a": nested(100) }.to_vec().unwrap();
-    let stored = sparse.stored_keys_within(Doc::new(&stored).unwrap(), 10_000);
+    let stored = sparse.stored_keys_within(Doc::new(&stored).unwrap(), usize::MAX, 10_000);
     assert_eq!(stored, StoredKeys::Unknown);
     let other = doc! { "a": { "0": 1 } }.to_vec().unwrap();
     let any = on(doc! { "a.0": 1 }).keys(Doc::new(&other).unwrap()).unwrap();
     assert!(stored.may_have(&any[0]));
+    // An insert sees the whole document, and the next update of it only the fields of the constraint.
+    for beside in [0, 1 << 20] {
+        let document = doc! { "a": nested(10), "beside": "x".repeat(beside) };
+        let refused = keys(&sparse, document).unwrap_err();
+        assert!(matches!(refused, KeyError::TooManyPlaces { .. }), "{beside}");
+    }
 }
 
 #[test]

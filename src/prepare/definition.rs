@@ -33,7 +33,7 @@ pub(super) struct Registered {
     pub is_enforced: bool,
     /// Its reservations were complete in another proxy collection, which was dropped or replaced.
     pub is_replaced: bool,
-    /// Its reservations were complete nowhere yet, and it has no proxy collection: it is new, or the collection was dropped.
+    /// It isn't new, its reservations were complete nowhere yet, and it has no proxy collection: that may have been dropped.
     pub is_without_proxy: bool,
 }
 
@@ -104,8 +104,9 @@ impl Definitions {
         proxy: Option<&Bson>,
     ) -> Result<Registered, PrepareError> {
         self.check_place(constraint).await?;
+        let first_identity = ObjectId::new();
         let first = doc! { "$setOnInsert": {
-            "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
+            "definition": constraint.definition(), "identity": first_identity, "version": 1,
             "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
@@ -142,7 +143,7 @@ impl Definitions {
             identity,
             is_enforced,
             is_replaced: complete_in.is_some() && !was_complete,
-            is_without_proxy: complete_in.is_none() && proxy.is_none(),
+            is_without_proxy: identity != first_identity && complete_in.is_none() && proxy.is_none(),
         })
     }
 

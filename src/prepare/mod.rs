@@ -93,14 +93,12 @@ pub async fn prepare(
         reserving
             .await_writes_of_others(client, membership, replaced, any)
             .await?;
-        for constraint in &reserving.without_proxy {
-            let identities = reserving.identities(|one| one.has_name_of(constraint));
-            let lists_it = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
-            let dropped = std::slice::from_ref(constraint);
-            reserving
-                .await_writes_of_others(client, membership, dropped, lists_it)
-                .await?;
-        }
+        let without_proxy = &reserving.without_proxy;
+        let identities = reserving.identities(|one| without_proxy.iter().any(|other| other.has_name_of(one)));
+        let lists_one = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
+        reserving
+            .await_writes_of_others(client, membership, without_proxy, lists_one)
+            .await?;
     }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));

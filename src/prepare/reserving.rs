@@ -61,7 +61,7 @@ pub struct ReservingConstraints {
     pub(super) unready: Vec<(usize, usize)>,
     /// The constraints whose proxy collection isn't the one in which their reservations were complete.
     pub(super) replaced: Vec<Arc<Constraint>>,
-    /// The constraints that had no proxy collection, and were complete in none. They are new, or it was dropped while documents were read.
+    /// The constraints that aren't new, had no proxy collection, and were complete in none. It may have been dropped while documents were read.
     pub(super) without_proxy: Vec<Arc<Constraint>>,
     /// The identity of each constraint in the register of Keywards.
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,

@@ -59,10 +59,11 @@ impl Owner {
             .eq(shard_key.iter().map(String::as_str))
     }
 
-    /// Whether `other` may be the same document. It isn't if it has another `_id`, or if both have a route by `shard_key` and these are two
-    /// places. A sharded collection may have an `_id` on each shard.
-    pub fn may_be(&self, other: &Owner, shard_key: &[String]) -> bool {
-        match self.has_route_by(shard_key) && other.has_route_by(shard_key) {
+    /// Whether `other` may be the same document. It isn't if it has another `_id`, or if both have a route by the `shard_key` and these are
+    /// two places. A sharded collection may have an `_id` on each shard. Without a `shard_key` the `_id` decides.
+    pub fn may_be(&self, other: &Owner, shard_key: Option<&[String]>) -> bool {
+        let are_placed = shard_key.is_some_and(|by| self.has_route_by(by) && other.has_route_by(by));
+        match are_placed {
             true => self == other,
             false => self.has_same_id_as(other),
         }

@@ -13,9 +13,10 @@ pub fn refused_before_execution(code: i32) -> bool {
 }
 
 /// Whether a transaction may be open still after one of its statements failed as a whole with this code. After any other code the server has
-/// aborted it.
+/// aborted it. With codes of 10,000 and more, a server also refuses commands that it can't parse: an unknown stage of a pipeline, for example.
 pub fn may_leave_transaction_open(code: i32) -> bool {
-    refused_before_execution(code) || MAY_LEAVE_TRANSACTION_OPEN.contains(&code)
+    let may_be_of_parser = code >= 10_000 && code != code::DUPLICATE_KEY;
+    may_be_of_parser || refused_before_execution(code) || MAY_LEAVE_TRANSACTION_OPEN.contains(&code)
 }
 
 /// Whether a write error with this code proves that its document doesn't exist and never will.
@@ -85,12 +86,12 @@ const REFUSED_BEFORE_EXECUTION: [i32; 25] = [
 ];
 
 /// A server uses these for a message that it can't read, and for a command that it refuses to run in any transaction. With the last one it may
-/// refuse a command at its beginning. The drivers' tests rely on that, and go on in the transaction.
+/// end a command at its beginning.
 const MAY_LEAVE_TRANSACTION_OPEN: [i32; 4] = [
     code::OVERFLOW,
     code::INVALID_BSON,
     code::OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
-    code::INTERRUPTED,
+    code::MAX_TIME_MS_EXPIRED,
 ];
 
 /// Codes below 10000 with which the server refuses a single document.

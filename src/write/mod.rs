@@ -78,6 +78,7 @@ pub async fn serve(
     if is_start {
         upstream.await_start();
     }
+    upstream.take_ended();
     // An error leaves the statement unfinished. So its transaction is never committed.
     let served = carry_out(plan, message, context, upstream).await?;
     let has_started = upstream.take_start();

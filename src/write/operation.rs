@@ -129,9 +129,14 @@ impl<'a> WriteOp<'a> {
     /// The positions of the constraints under which existing documents may have no reservations yet, if an insert has to
     /// know. In strict mode it needn't: no one can release its reservation between the insert's last look at it and its commit.
     pub fn unenforced(&self) -> Vec<usize> {
-        if self.protected.strategy() == Strategy::Strict {
-            return Vec::new();
+        match self.protected.strategy() {
+            Strategy::Strict => Vec::new(),
+            Strategy::Compensating => self.not_enforced(),
         }
+    }
+
+    /// The positions of the constraints under which existing documents may have no reservations yet.
+    pub fn not_enforced(&self) -> Vec<usize> {
         let constraints = self.protected.constraints.iter().enumerate();
         let unenforced = constraints.filter(|(_, proxy)| !self.context.enforced.has(&proxy.constraint));
         unenforced.map(|(position, _)| position).collect()

@@ -62,7 +62,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         _ => {
             // No two of these documents hold one key, and each can be indexed.
             let diff = ReservationDiff::between(&[], &new_documents[..accepted]).unwrap_or_default();
-            diff.run(protected, token, transaction, op.upstream).await?
+            diff.run((protected, &[]), token, transaction, op.upstream).await?
         }
     };
     if let Some(conflict) = conflict {

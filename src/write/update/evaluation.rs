@@ -229,8 +229,8 @@ async fn reserve(
     {
         return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
     }
-    let token = unregistered_token();
-    Ok(match diff.run(op.protected, token, transaction, op.upstream).await? {
+    let (token, collection) = (unregistered_token(), (op.protected, &op.not_enforced()[..]));
+    Ok(match diff.run(collection, token, transaction, op.upstream).await? {
         Some(conflict) => Evaluation::ReservationConflict(conflict),
         None => Evaluation::Ran(ran),
     })

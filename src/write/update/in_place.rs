@@ -105,6 +105,7 @@ async fn try_once(
         PlannedChange::Unindexable(error) => return run.meet_unindexable(error).await,
         PlannedChange::TooLarge => return Ok(InPlaceOutcome::Ran(too_large(run).await?)),
     };
+    let not_enforced = run.op.not_enforced();
     let guard = run.op.context.writes.begin();
     let token = run.token(&guard);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
@@ -113,7 +114,7 @@ async fn try_once(
         owner: &seen.document_keys.owner,
         keys: &old,
     }];
-    let (reserved, old) = join(reserving, read_old(run.op.protected, &lost)).await;
+    let (reserved, old) = join(reserving, read_old((run.op.protected, &not_enforced), &lost)).await;
     let tried = match reserved {
         ReserveOutcome::Held => write_and_release(run, &rewritten, &seen, &old, &mut candidate).await,
         // By now this same document holds the key.

@@ -33,11 +33,14 @@ pub fn read_or_warn<T>(proxy: &ProxyCollection, read: Result<Vec<T>, StoreError>
 
 /// The documents' reservations of the keys that they are to lose. A reservation that can't be read stays until a write meets it.
 ///
+/// The constraints at the positions `not_enforced` may lack reservations. There, another document with the same `_id` may have the key's.
+///
 /// The transaction that gave a document a key may be committed on the document's shard but still be prepared on the key's
 /// shard. So Keyward reads missing reservations again after that transaction is decided.
-pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldReservation> {
+pub async fn read_old((protected, not_enforced): (&Protected, &[usize]), lost: &[LostKeys<'_>]) -> Vec<OldReservation> {
     let mut old = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        let shard_key = not_enforced.contains(&constraint).then_some(&protected.shard_key[..]);
         let keys = lost.iter().enumerate().flat_map(|(position, of_document)| {
             let keys = of_document.keys.iter().filter(move |key| key.constraint == constraint);
             keys.map(move |key| (position, of_document.owner, key))
@@ -59,7 +62,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
         };
         let mut missing = Vec::new();
         for (lost, read) in keys.into_iter().zip(reads) {
-            match read.filter(|read| read.owner.may_be(lost.1, &protected.shard_key)) {
+            match read.filter(|read| read.owner.may_be(lost.1, shard_key)) {
                 Some(read) => note(lost, read),
                 None => missing.push(lost),
             }
@@ -70,7 +73,7 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
         let keys: Vec<_> = missing.iter().map(|(_, _, key)| &key.key).collect();
         for (key, read) in read_or_warn(proxy, proxy.read_decided(&keys).await) {
             let is_it = |(_, owner, lost): &&(usize, &Owner, &ConstrainedKey)| {
-                lost.key == key && read.owner.may_be(owner, &protected.shard_key)
+                lost.key == key && read.owner.may_be(owner, shard_key)
             };
             if let Some(lost) = missing.iter().find(is_it) {
                 note(*lost, read);
@@ -84,7 +87,8 @@ pub async fn read_old(protected: &Protected, lost: &[LostKeys<'_>]) -> Vec<OldRe
 pub async fn release_old<'o>(protected: &Protected, old: impl IntoIterator<Item = &'o OldReservation> + Clone) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let old = old.clone().into_iter().filter(|old| old.key.constraint == constraint);
-        // On another route, by a former shard key, the owner may be another document with the same `_id`.
+        // On another route, the owner may be another document with the same `_id`, or this one before the collection was
+        // resharded.
         let (to_release, elsewhere): (Vec<_>, Vec<_>) = old.partition(|old| old.seen.owner == old.owner);
         if to_release.is_empty() && elsewhere.is_empty() {
             continue;

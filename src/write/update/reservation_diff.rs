@@ -97,17 +97,18 @@ impl ReservationDiff {
         Ok(None)
     }
 
-    /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction.
+    /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction. The constraints at the positions
+    /// `not_enforced` may lack reservations.
     pub async fn run(
         self,
-        protected: &Protected,
+        (protected, not_enforced): (&Protected, &[usize]),
         token: Token,
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Option<ReservationConflict>, Failure> {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
             let released = of_constraint(&self.released, constraint);
-            let shard_key = &protected.shard_key[..];
+            let shard_key = not_enforced.contains(&constraint).then_some(&protected.shard_key[..]);
             let count = release((proxy, shard_key), &released, transaction, upstream).await?;
             if count < released.len() && count < count_decided((proxy, shard_key), &released).await {
                 transaction.abort(upstream).await?;
@@ -156,7 +157,7 @@ impl ReservationDiff {
 
 /// Deletes the reservations that belong to these owners; returns how many there were.
 async fn release(
-    (proxy, shard_key): (&ProxyCollection, &[String]),
+    (proxy, shard_key): (&ProxyCollection, Option<&[String]>),
     released: &[(&ConstrainedKey, &Owner)],
     transaction: &mut Transaction,
     upstream: &mut Connection,
@@ -194,7 +195,7 @@ async fn run_part(
 /// How many of these reservations there are, whatever the transaction sees. Each shard has a snapshot of its own. The transaction that
 /// gave a document its key may be committed on the document's shard and still be prepared on the key's shard.
 async fn count_decided(
-    (proxy, shard_key): (&ProxyCollection, &[String]),
+    (proxy, shard_key): (&ProxyCollection, Option<&[String]>),
     released: &[(&ConstrainedKey, &Owner)],
 ) -> usize {
     let keys: Vec<_> = released.iter().map(|(key, _)| &key.key).collect();
@@ -218,14 +219,14 @@ fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
     Ok(id == own.as_bytes())
 }
 
-/// Deletes the key's reservation if it belongs to the owner, as [`Owner::may_be`] has it. While a constraint is being made, another document
-/// with the same `_id` may have reserved the key, of which this one holds no reservation yet.
-fn delete(key: &ConstrainedKey, owner: &Owner, shard_key: &[String]) -> Vec<u8> {
+/// Deletes the key's reservation if it belongs to the owner, as [`Owner::may_be`] has it. The `shard_key` counts while the constraint isn't
+/// enforced: another document with the same `_id` may have reserved the key, of which this one has no reservation yet.
+fn delete(key: &ConstrainedKey, owner: &Owner, shard_key: Option<&[String]>) -> Vec<u8> {
     let mut query = key_filter(&key.key);
     let mut eq = bson::RawDocumentBuf::new();
     eq.append(bson::cstr!("$eq"), stored_owner(&owner.id));
     query.append(bson::cstr!("owner"), eq);
-    if let Some(route) = &owner.route
+    if let (Some(route), Some(shard_key)) = (&owner.route, shard_key)
         && shard_key != ["_id"]
         && owner.has_route_by(shard_key)
     {

@@ -134,7 +134,8 @@ impl Slice {
         let lost: Vec<LostKeys<'_>> = lost.collect();
         let check = op.takeover_check();
         let reserving = advance_attempts(op.protected, &mut self.candidates, &check);
-        (_, self.old) = join(reserving, read_old(op.protected, &lost)).await;
+        let not_enforced = op.not_enforced();
+        (_, self.old) = join(reserving, read_old((op.protected, &not_enforced), &lost)).await;
         let is_held = |candidate: &&Candidate<'_>| candidate.attempt.may_forward();
         let held = self.candidates.iter().take_while(is_held).count();
         let mut unheld = self.candidates.split_off(held);

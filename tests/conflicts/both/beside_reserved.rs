@@ -2,6 +2,7 @@
 //! documents are read for a new constraint. The loss of that key by the other one frees nothing.
 
 use bson::{Document, doc};
+use testkit::Keyward;
 use testkit::wire::send;
 
 use crate::strategy::Strategy;
@@ -28,6 +29,10 @@ fn losses(query: &Document, email: &str) -> [Document; 5] {
 async fn the_reservation_of_another_document_with_the_id_stays(strategy: Strategy) {
     let database = strategy.database("beside_reserved");
     let cluster = strategy.users(database);
+    // It lacks the constraint, which therefore isn't enforced.
+    let lacking = Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri()));
+    let first = doc! { "_id": 100, "region": "a", "email": "first@x" };
+    lacking.insert(database, first).unwrap();
     let keyward = keyward(cluster, database, "60s", &[strategy.email()]);
     for n in 0..5_i32 {
         let email = format!("{n}@x");

@@ -207,8 +207,6 @@ impl ReplicaSetBuilder {
         // must stay below that.
         arguments.extend(["--wiredTigerCacheSizeGB", "1", "--oplogSize", "256"].map(OsString::from));
         arguments.extend(["--wiredTigerEngineConfigString", "log=(file_max=16MB,prealloc=false)"].map(OsString::from));
-        // Half of an idle server's work is the journal. A write that waits for it doesn't wait for this.
-        arguments.extend(["--journalCommitInterval", "500"].map(OsString::from));
         for (name, value) in self.all_parameters() {
             arguments.extend(["--setParameter".into(), format!("{name}={value}").into()]);
         }

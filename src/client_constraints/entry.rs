@@ -32,6 +32,16 @@ pub enum BuildState {
     Built,
 }
 
+impl BuildState {
+    /// The Keyward that builds the constraint; none if it is built.
+    pub fn builder(self) -> Option<ObjectId> {
+        match self {
+            BuildState::Building(builder) => Some(builder),
+            BuildState::Built => None,
+        }
+    }
+}
+
 /// A constraint that a client has made.
 #[derive(Debug, Clone)]
 pub struct ClientConstraint {

@@ -14,7 +14,7 @@ pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
         return Ok(None);
     }
     let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
-    Ok(id.filter(|id| id.kind == ElementType::Binary).and_then(uuid))
+    Ok(id.and_then(uuid))
 }
 
 /// Whether a command is in a session of another kind than those of drivers. Its `lsid` has further fields beside `id`: then it is another
@@ -27,8 +27,9 @@ pub fn is_in_other_session(body: Doc<'_>) -> Result<bool, Malformed> {
     body.nested("lsid")?.map_or(Ok(false), |lsid| lsid.any(is_other))
 }
 
-/// The bytes of a binary of 16 bytes: int32 length, subtype, the bytes.
-fn uuid(binary: Element<'_>) -> Option<[u8; 16]> {
+/// The 16 bytes of a binary, if `element` is one of that length: they come after an int32 and the subtype.
+fn uuid(element: Element<'_>) -> Option<[u8; 16]> {
+    let binary = Some(element).filter(|element| element.kind == ElementType::Binary)?;
     binary.value.get(5..)?.try_into().ok()
 }
 

@@ -7,7 +7,7 @@ use mongodb::Client;
 
 use super::{Membership, RegisterEntry};
 use crate::backfill_share::BackfillShare;
-use crate::client_constraints::{BuildState, ClientConstraints, SharedList, reply_of_violated};
+use crate::client_constraints::{ClientConstraints, SharedList, reply_of_violated};
 use crate::constraint::Constraint;
 use crate::prepare::{self, IfClaimed, PrepareError, Report, Reports, ReservingConstraints, WaitingConstraint};
 use crate::proxy_collection::StoreError;
@@ -28,10 +28,7 @@ impl<'a> Builds<'a> {
 
     /// The Keyward that builds `constraint`, if the constraint is being built.
     fn builder(&self, constraint: &Constraint) -> Option<ObjectId> {
-        match self.clients.entry(constraint.client_entry()?)?.state {
-            BuildState::Building(builder) => Some(builder),
-            BuildState::Built => None,
-        }
+        self.clients.entry(constraint.client_entry()?)?.state.builder()
     }
 
     /// Whether another Keyward builds `constraint`, or did and is gone: this one builds it only once the list says so.
@@ -84,10 +81,11 @@ impl<'a> Builds<'a> {
         let lives = |builder: &ObjectId| {
             *builder == self.own || self.entries.iter().any(|entry| entry.id == *builder && !entry.has_left)
         };
-        let builders = self.clients.constraints.iter().filter_map(|entry| match entry.state {
-            BuildState::Building(builder) => Some(builder),
-            BuildState::Built => None,
-        });
+        let builders = self
+            .clients
+            .constraints
+            .iter()
+            .filter_map(|entry| entry.state.builder());
         let gone: Vec<ObjectId> = builders.filter(|builder| !lives(builder)).collect();
         if finished.is_empty() && gone.is_empty() {
             return Ok(());

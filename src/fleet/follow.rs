@@ -287,7 +287,8 @@ async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kep
 }
 
 /// Makes writes here reserve as the cluster defines the constraints by now, and waits for those that weren't decided so. While this Keyward
-/// was out of the register, a constraint may have been made anew with another collation.
+/// was out of the register, a constraint may have been made anew with another collation. A database may have been dropped past Keyward: then
+/// writes that are under way here have their reservations in collections that are gone.
 ///
 /// If this is broken off, the next call goes on.
 ///

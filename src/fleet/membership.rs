@@ -396,7 +396,7 @@ impl Membership {
     }
 
     /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`, with reservations in proxy collections
-    /// that these, with the `uuids`, replace. Returns whether it did: it does so once for each of them. It waits for those that `may_reserve`.
+    /// that were replaced by those with the `uuids`. It waits for the Keywards that `may_reserve`. Returns whether it waited: once for each uuid.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.

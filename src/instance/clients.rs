@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::left_out::LeftOutConstraints;
 use crate::client_constraints::{
-    BuildState, BuildUnderWay, ClientConstraint, ClientConstraintStore, ClientConstraints, FoundList, SharedList,
-    builds_under_way, reply_of_violated,
+    BuildUnderWay, ClientConstraintStore, ClientConstraints, FoundList, SharedList, builds_under_way, reply_of_violated,
 };
 use crate::constraint::Constraint;
 use crate::fleet::{ClientsView, Membership, RegisterEntry};
@@ -129,7 +128,7 @@ impl FollowedList {
         self.refused = Some((list.version, Instant::now()));
         let is_new = |id| self.applied.entry(id).is_none();
         let builds = list.constraints.iter().filter(|entry| is_new(entry.id));
-        let builds = builds.filter_map(|entry| Some((entry.id, builder(entry)?)));
+        let builds = builds.filter_map(|entry| Some((entry.id, entry.state.builder()?)));
         let mut ended: Vec<Build> = builds.filter(|(_, builder)| *builder == membership.id()).collect();
         if let ReloadError::Prepare(cause) = error {
             let mut about = builds_about(&list, cause);
@@ -166,7 +165,7 @@ impl FollowedList {
             // Another Keyward may go on with a build by now.
             let mut ends: Vec<ObjectId> = Vec::new();
             for (id, former) in builds {
-                let is_as_before = list.entry(*id).and_then(builder) == Some(*former);
+                let is_as_before = list.entry(*id).and_then(|entry| entry.state.builder()) == Some(*former);
                 ends.extend(is_as_before.then_some(*id));
             }
             let ended = ends.iter().filter(|id| list.end_build(**id, reply)).count();
@@ -181,19 +180,13 @@ impl FollowedList {
 /// An entry of the list, and the Keyward that builds its constraint.
 type Build = (ObjectId, ObjectId);
 
-/// The Keyward that builds the constraint of `entry`; none if it is built.
-fn builder(entry: &ClientConstraint) -> Option<ObjectId> {
-    match entry.state {
-        BuildState::Building(builder) => Some(builder),
-        BuildState::Built => None,
-    }
-}
-
 /// The builds in `list` that `error` is about.
 fn builds_about(list: &ClientConstraints, error: &PrepareError) -> Vec<Build> {
     let about = list.constraints.iter();
     let about = about.filter(|entry| error.is_about(&entry.constraint));
-    about.filter_map(|entry| Some((entry.id, builder(entry)?))).collect()
+    about
+        .filter_map(|entry| Some((entry.id, entry.state.builder()?)))
+        .collect()
 }
 
 /// Those of `builds` whose Keywards aren't in the register. None if that can't be read.

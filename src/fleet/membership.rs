@@ -395,8 +395,8 @@ impl Membership {
         Ok(entries)
     }
 
-    /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`, with reservations in proxy collections
-    /// that were replaced by those with the `uuids`. It waits for the Keywards that `may_reserve`. Returns whether it waited: once for each uuid.
+    /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`. Their reservations were in proxy
+    /// collections that those with the `uuids` replace. It waits for the Keywards that `may_reserve`. Returns whether it waited: once for each uuid.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.

@@ -5,6 +5,10 @@ use crate::reply::{ConcernError, WriteError};
 use crate::server::reply::append_retried;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 
+/// A try after a refusal has this many times fewer documents, and a try after a commit this many times more. Otherwise a command whose documents
+/// are all refused would send each of them again for each one before it.
+const STEP: usize = 4;
+
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
 /// no effect. Then one transaction inserts the documents before it, and the next one those after it.
 pub struct InsertProgress {
@@ -13,6 +17,8 @@ pub struct InsertProgress {
     left: Vec<usize>,
     /// How many of them to try next.
     most: usize,
+    /// How many to try at most once the progress changes.
+    most_after: usize,
     /// The error of the first document that isn't tried next.
     behind: Option<WriteError>,
     n: usize,
@@ -32,6 +38,7 @@ impl InsertProgress {
             outcomes: vec![DocumentOutcome::Untried; count],
             left: (0..count).collect(),
             most: count,
+            most_after: count,
             behind: None,
             n: 0,
             retried: Vec::new(),
@@ -60,7 +67,7 @@ impl InsertProgress {
     }
 
     fn moved(&mut self) {
-        self.most = self.left.len();
+        self.most = self.left.len().min(self.most_after);
         self.has_moved = true;
     }
 
@@ -72,9 +79,12 @@ impl InsertProgress {
         }
         self.concern_error.take_from(Doc::new(&reply)?)?;
         self.last = Some(reply);
-        self.moved();
-        if let Some(error) = self.behind.take() {
-            self.refused(0, error, ordered);
+        match self.behind.take() {
+            Some(error) => self.refuse_first(error, ordered),
+            None => {
+                self.most_after = self.most.saturating_mul(STEP);
+                self.moved();
+            }
         }
         Ok(())
     }
@@ -97,12 +107,17 @@ impl InsertProgress {
 
     /// Notes that the server refused the tried document at `index`, and that the try had no effect.
     pub fn refused(&mut self, index: usize, error: WriteError, ordered: bool) {
-        if index > 0 {
-            self.most = index.min(self.left.len());
-            self.behind = Some(error);
-            self.has_moved = true;
-            return;
+        // As many as came before this one may come before the next one, too.
+        self.most_after = (self.most / STEP).max(2 * index).max(1);
+        if index == 0 {
+            return self.refuse_first(error, ordered);
         }
+        self.most = index.min(self.left.len());
+        self.behind = Some(error);
+        self.has_moved = true;
+    }
+
+    fn refuse_first(&mut self, error: WriteError, ordered: bool) {
         let first = self.left.remove(0);
         self.outcomes[first] = DocumentOutcome::NotApplied(Some(error));
         // The error was found before this refusal, and may no longer hold: another client can have removed its cause.
@@ -250,6 +265,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn no_document_is_tried_again_for_each_one_that_is_refused(refused in prop::collection::vec(any::<bool>(), 1..400)) {
+            let mut progress = InsertProgress::new(refused.len());
+            let mut tried = 0;
+            while let Some(these) = progress.next() {
+                tried += these.len();
+                match these.iter().position(|document| refused[*document]) {
+                    Some(index) => progress.refused(index, error(), false),
+                    None => progress.committed(rawdoc! { "n": 1, "ok": 1.0 }.into_bytes(), false).unwrap(),
+                }
+            }
+            prop_assert!(tried <= 10 * refused.len(), "{tried} of {}", refused.len());
+        }
+
         #[test]
         fn every_document_has_one_outcome_whatever_changes_between_tries(
             refused in prop::collection::vec(any::<[bool; DOCUMENTS]>(), 0..12),

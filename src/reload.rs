@@ -215,6 +215,9 @@ async fn apply_constraints(
     let reserving = made(service, current, wanted, removed.clone()).await?;
     let anew = made_anew((service, membership), &reserving, wanted).await;
     added.extend(without(&anew, &added, Constraint::has_name_of));
+    // An earlier configuration may have failed to give up constraints. The entry mustn't list them once this one writes without them. If
+    // that fails, there is nothing to take back yet.
+    membership.settle().await.map_err(PrepareError::from)?;
     let is_made = |one: &&Arc<Constraint>| reserving.has(one);
     let constraints = wanted.iter().chain(&removed).filter(is_made).cloned().collect();
     let before = service.writes.catalog().clone();
@@ -328,8 +331,6 @@ async fn enforce(
     let (service, membership, removed) = (meanwhile.service, meanwhile.membership, meanwhile.removed);
     let how = (IfClaimed::Wait, meanwhile.reserving.backfill_share);
     let client = service.upstream.client();
-    // An earlier configuration may have failed to give up constraints. The entry mustn't list them once this one writes without them.
-    membership.settle().await.map_err(PrepareError::from)?;
     added
         .iter()
         .for_each(|constraint| service.note_enforced(constraint, false));

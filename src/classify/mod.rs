@@ -15,7 +15,7 @@ mod target;
 
 pub use refusal::{CommandRefusal, EncryptedField, OtherCollation};
 pub use removal::ConstraintRemoval;
-pub use target::{Target, TargetKind};
+pub use target::{Target, TargetKind, plain_name};
 
 use crate::current_op::OperationCommand;
 use crate::encrypted_fields::EncryptedFields;

@@ -5,7 +5,7 @@
 use bson::spec::ElementType;
 
 use super::command::CommandHead;
-use super::target::visit_all;
+use super::target::{plain_name, visit_all};
 use super::{CommandRefusal, Protection, Target, TargetKind, Verdict};
 use crate::current_op::OperationCommand;
 use crate::hiding::Listing;
@@ -133,6 +133,14 @@ pub fn output<'a>(
     out: &Element<'a>,
     protection: &impl Protection,
 ) -> Result<Verdict<'a>, Malformed> {
+    let found = |target: Option<(Target<'a>, TargetKind)>| {
+        target.map_or(Verdict::Forward, |(target, kind)| {
+            Verdict::Refuse(CommandRefusal::of(stage, target, kind, protection))
+        })
+    };
+    if let Some(target) = only_target(out)? {
+        return Ok(found(Target::find([target], protection)));
+    }
     let mut collections = vec![*out];
     let mut databases = vec![command.database];
     if let Some(specification) = out.as_document_or_array()? {
@@ -154,9 +162,38 @@ pub fn output<'a>(
             .iter()
             .flat_map(move |collection| Target::in_database(database, collection))
     });
-    Ok(
-        Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-            Verdict::Refuse(CommandRefusal::of(stage, target, kind, protection))
-        }),
-    )
+    Ok(found(Target::find(targets, protection)))
+}
+
+/// The collection that `out` names together with its database, if no server can read another one.
+fn only_target<'a>(out: &Element<'a>) -> Result<Option<Target<'a>>, Malformed> {
+    let Some(mut namespace) = out.as_document()? else {
+        return Ok(None);
+    };
+    if out.name == b"$merge" {
+        let mut into = namespace
+            .elements()
+            .filter(|field| matches!(field, Ok(field) if field.name == b"into"));
+        let (Some(only), None) = (into.next().transpose()?, into.next()) else {
+            return Ok(None);
+        };
+        match only.as_document()? {
+            Some(named) => namespace = named,
+            None => return Ok(None),
+        }
+    }
+    let (mut databases, mut collections) = (Vec::new(), Vec::new());
+    for field in namespace.elements() {
+        let field = field?;
+        match field.name {
+            b"db" => databases.push(plain_name(&field)),
+            b"coll" | b"replace" | b"merge" | b"reduce" => collections.push(plain_name(&field)),
+            b"timeseries" | b"sharded" | b"nonAtomic" => {}
+            _ => return Ok(None),
+        }
+    }
+    Ok(match (&databases[..], &collections[..]) {
+        ([Some(database)], [Some(collection)]) => Some(Target { database, collection }),
+        _ => None,
+    })
 }

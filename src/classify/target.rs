@@ -127,3 +127,9 @@ pub fn visit_all<'a>(document: Doc<'a>, mut visit: impl FnMut(&Element<'a>)) -> 
     }
     Ok(())
 }
+
+/// The name in a string, unless it contains a zero byte.
+pub fn plain_name<'a>(element: &Element<'a>) -> Option<&'a [u8]> {
+    let string = Some(element).filter(|element| element.kind == ElementType::String)?;
+    string.as_string_bytes().filter(|name| !name.contains(&0))
+}

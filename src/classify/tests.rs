@@ -294,6 +294,17 @@ fn pipelines_may_not_end_in_protected_collections() {
             Unprotectable,
         ),
         ("shop", doc! { "$out": { "coll": "users" } }, Unprotectable),
+        ("shop", doc! { "$out": { "db": "other", "coll": "users" } }, Forward),
+        (
+            "shop",
+            doc! { "$out": { "db": "other", "coll": "users", "x": 1 } },
+            Unprotectable,
+        ),
+        (
+            "shop",
+            doc! { "$merge": { "into": { "db": "other", "coll": "users" }, "let": { "into": "users" } } },
+            Forward,
+        ),
         ("shop", doc! { "$merge": { "into": "orders", "on": "users" } }, Forward),
         (
             "shop",
@@ -394,6 +405,7 @@ fn map_reduce_may_not_write_into_protected_collections() {
         ("shop", doc! { "merge": "users" }.into(), Unprotectable),
         ("other", doc! { "reduce": "users" }.into(), Forward),
         ("other", doc! { "reduce": "users", "db": "shop" }.into(), Unprotectable),
+        ("shop", doc! { "reduce": "users", "db": "other" }.into(), Forward),
         (
             "other",
             doc! { "db": "shop", "replace": "keyward.users.a" }.into(),

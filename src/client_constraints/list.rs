@@ -76,12 +76,17 @@ impl ClientConstraints {
         file.iter().chain(of_clients).cloned().collect()
     }
 
-    /// Whether this list was made anew after `former` was lost, or there is none any more. One that is made anew begins with a much higher
-    /// version (`store.rs`), and has none of the former entries.
+    /// Whether this list lacks entries of `former` that no client has dropped. It was made anew after `former` was lost, or an older one was
+    /// put back, or there is none any more. One that is made anew begins with a much higher version (`store.rs`), and has none of the
+    /// former entries.
     pub fn has_lost(&self, former: &ClientConstraints) -> bool {
-        let is_another = self.version == 0 || self.version.saturating_sub(former.version) > CHANGES_MAX;
-        let mut former = former.constraints.iter();
-        is_another && former.len() > 0 && former.all(|entry| self.entry(entry.id).is_none())
+        let is_anew = self.version.saturating_sub(former.version) > CHANGES_MAX;
+        let mut entries = former.constraints.iter();
+        let is_missing = |entry: &ClientConstraint| self.entry(entry.id).is_none();
+        match self.version < former.version {
+            true => entries.any(is_missing),
+            false => is_anew && entries.len() > 0 && entries.all(is_missing),
+        }
     }
 
     /// Removes the entry with this number; returns whether it was there.
@@ -270,6 +275,9 @@ mod tests {
         let (former, by_time) = (list(7, &[entry("a")]), 1_800_000_000_000);
         assert!(list(0, &[]).has_lost(&former));
         assert!(list(by_time, &[entry("a")]).has_lost(&former));
+        // An older one from a backup.
+        assert!(list(5, &[entry("b")]).has_lost(&former));
+        assert!(!list(5, &former.constraints).has_lost(&former));
         // A client has dropped the constraint, an operator has restored the list, or there was nothing to lose.
         assert!(!list(8, &[]).has_lost(&former));
         assert!(!list(by_time, &former.constraints).has_lost(&former));

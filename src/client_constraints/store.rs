@@ -149,21 +149,25 @@ impl ClientConstraintStore {
             let first = doc! { "$setOnInsert": ClientConstraints::default().document() };
             let upsert = self.collection.update_one(doc! { "_id": LIST }, first).upsert(true);
             answered(upsert.into_future()).await?;
-            list.version = self.version_before_first().await?;
         }
-        list.version += 1;
+        list.version = self.version_before_next(before).await? + 1;
         let current = doc! { "_id": LIST, "version": before };
         let replace = self.collection.replace_one(current, list.document());
         Ok(answered(replace.into_future()).await?.matched_count == 1)
     }
 
-    /// A version that no former list has reached: a list that was deleted may have been applied. A list changes less than once in a
-    /// millisecond. The register makes up for a clock that was set back.
-    async fn version_before_first(&self) -> Result<i64, StoreError> {
+    /// A version from that of the list on, which no applied list has exceeded: a former list may have been applied before it was deleted, or before
+    /// this one was put back from a backup.
+    async fn version_before_next(&self, current: i64) -> Result<i64, StoreError> {
         let entries = self.register.recent().await?;
         let noted = entries.iter().filter_map(|entry| entry.clients_version).max();
+        let applied = noted.map_or(current, |noted| noted.max(current));
+        if current > 0 {
+            return Ok(applied);
+        }
+        // A list changes less than once in a millisecond. The register makes up for a clock that was set back.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = i64::try_from(now.as_millis()).unwrap_or_default();
-        Ok(noted.map_or(now, |noted| noted.max(now)))
+        Ok(applied.max(now))
     }
 }

@@ -111,6 +111,26 @@ pub fn may_affect(update: &Element<'_>, paths: &impl Paths) -> Result<bool, Malf
     }
 }
 
+/// Whether the update operator changes only the fields whose paths are its own field names.
+pub fn changes_named_fields(operator: &[u8]) -> bool {
+    matches!(
+        operator,
+        b"$set"
+            | b"$unset"
+            | b"$inc"
+            | b"$mul"
+            | b"$min"
+            | b"$max"
+            | b"$currentDate"
+            | b"$bit"
+            | b"$push"
+            | b"$addToSet"
+            | b"$pull"
+            | b"$pullAll"
+            | b"$pop"
+    )
+}
+
 fn operators_may_affect(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     for operator in update.elements() {
         let operator = operator?;
@@ -118,10 +138,9 @@ fn operators_may_affect(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Mal
             return Ok(true);
         };
         match operator.name {
-            b"$set" | b"$unset" | b"$inc" | b"$mul" | b"$min" | b"$max" | b"$currentDate" | b"$bit" | b"$push"
-            | b"$addToSet" | b"$pull" | b"$pullAll" | b"$pop" => {}
             // This function doesn't cover inserted documents: an upsert may always change a key.
             b"$setOnInsert" => continue,
+            name if changes_named_fields(name) => {}
             // A replacement, `$rename`, or an operator of a newer server.
             _ => return Ok(true),
         }

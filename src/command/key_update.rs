@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::affected_keys::{Paths, names_matched_position, overlap, reached};
+use super::affected_keys::{Paths, changes_named_fields, names_matched_position, overlap, reached};
 use super::arithmetic::ComputingOperator;
 use super::filter_rewriting::{equality, is_targeted, names_shard};
 use super::kept_place::is_kept;
@@ -252,8 +252,11 @@ fn fields<'a>(operators: Doc<'a>, query: Doc<'_>, protected: &Protected) -> Resu
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
     for operator in operators.elements() {
         let operator = operator?;
-        if operator.name == b"$setOnInsert" {
-            continue;
+        match operator.name {
+            b"$setOnInsert" => continue,
+            name if name == b"$rename" || changes_named_fields(name) => {}
+            // An operator of a newer server may change fields that it names in another way.
+            _ => return Ok(None),
         }
         let Some(changed) = operator.as_document_or_array()? else {
             return Ok(None);

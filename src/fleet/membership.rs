@@ -245,6 +245,8 @@ impl Membership {
         if !may_write.await? {
             return Ok(false);
         }
+        // Before the entry's constraints are read. One that is given up later is then suspended by the task that gives it up.
+        self.ever_declared().extend(&new);
         // Not held meanwhile: one shard that doesn't answer mustn't keep the writes to others waiting.
         let constraints = self.entry.lock().await.constraints.clone();
         for (database, collections) in EverDeclared::of(&new).by_database() {
@@ -260,7 +262,6 @@ impl Membership {
             // constraints while there was none.
             return Ok(false);
         }
-        self.ever_declared().extend(&new);
         self.declared.rcu(|declared| {
             let mut declared = NamespaceMap::clone(declared);
             for Namespace { database, collection } in &new {

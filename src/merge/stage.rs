@@ -2,7 +2,7 @@
 
 use bson::spec::ElementType;
 
-use crate::classify::Target;
+use crate::classify::{Target, plain_name};
 use crate::command::shape::Form;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Element, Malformed};
@@ -91,14 +91,14 @@ impl<'a> MergeStage<'a> {
         };
         let Some(into) = into else { return Ok(None) };
         let (database, collection) = match into.as_document()? {
-            None => (Some(database), plain_name(Some(into))),
+            None => (Some(database), plain_name(&into)),
             Some(namespace) => {
                 let named = namespace.get("db")?;
                 let database = match named {
-                    Some(_) => plain_name(named),
+                    Some(named) => plain_name(&named),
                     None => Some(database),
                 };
-                (database, plain_name(namespace.get("coll")?))
+                (database, namespace.get("coll")?.as_ref().and_then(plain_name))
             }
         };
         Ok(database
@@ -160,12 +160,6 @@ impl WhenNotMatched {
             _ => None,
         }
     }
-}
-
-/// The name in a string, unless it contains a zero byte.
-fn plain_name(element: Option<Element<'_>>) -> Option<&[u8]> {
-    let element = element.filter(|element| element.kind == ElementType::String)?;
-    element.as_string_bytes().filter(|name| !name.contains(&0))
 }
 
 /// The names in a string, or in an array of strings, sorted.

@@ -2,8 +2,9 @@
 //!
 //! A server creates a collection with its first document. But a transaction that writes on several shards can't create one: the
 //! server refuses or aborts it, however often it is tried. Keyward's transactions also write reservations or records, often on
-//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. If not, Keyward creates it on the
-//! client's connection, with the client's own rights. A killed Keyward leaves an empty collection behind at most.
+//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. In a client's transaction it does so first,
+//! because only the commit fails there. If the collection is missing, Keyward creates it on the client's connection, with the client's own
+//! rights. A killed Keyward leaves an empty collection behind at most.
 
 use super::forward_error::ForwardError;
 use super::operation::WriteOp;
@@ -37,9 +38,18 @@ impl WriteOp<'_> {
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn create_for_takeover(&mut self) -> Result<Option<ErrorReply>, ForwardError> {
-        if self.protected.strategy() == Strategy::Compensating {
-            return Ok(None);
+        match self.protected.strategy() {
+            Strategy::Compensating => Ok(None),
+            Strategy::Strict => self.create_for_transaction().await,
         }
+    }
+
+    /// Creates the collection for a statement of a client's transaction that may insert: at a commit that fails it would be too late. Returns the
+    /// server's refusal.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn create_for_transaction(&mut self) -> Result<Option<ErrorReply>, ForwardError> {
         Ok(match self.create_if_absent().await? {
             CollectionCheck::Created | CollectionCheck::Unneeded => None,
             CollectionCheck::Refused(reply) => Some(reply),

@@ -24,7 +24,7 @@ use crate::command::bulk::{BulkOperation, BulkWrite};
 use crate::command::running::milliseconds;
 use crate::raw::Doc;
 use crate::reply::{BulkReply, CommandTerms, Times, WriteRefusal, loses_results};
-use crate::server::reply::is_ok;
+use crate::server::reply::{ends_transaction, is_ok};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg};
 
@@ -127,6 +127,13 @@ async fn part(
             command::carry_out_command(&plan, &message, others_have_results, context, upstream).await
         }
         // An insert, an update or a delete has no other plan.
-        _ => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
+        _ => {
+            let reply = upstream.request(&draft).await?.body().bytes().to_vec();
+            let is_in_transaction = Doc::new(body)?.get("autocommit")?.is_some();
+            if is_in_transaction && ends_transaction(Doc::new(&reply)?)? {
+                upstream.note_ended();
+            }
+            Ok(reply)
+        }
     }
 }

@@ -28,7 +28,7 @@ use crate::constraint::{Key, PROXY_PREFIX};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::Times;
+use crate::reply::{ConcernError, Times};
 use crate::reservation::Scope;
 use crate::server::{code::NAMESPACE_NOT_FOUND, cursor, reply::code};
 use crate::upstream::Connection;
@@ -82,17 +82,32 @@ pub async fn drop_database(
         return Ok(upstream.run(body.bytes()).await?);
     }
     match drop_all(context, catalog, database, body, upstream).await {
-        Ok(times) => Ok(dropped_database(database, &times)),
+        Ok(dropped) => Ok(dropped.reply(database)?),
         Err(failure) => Ok(failure.into_reply()?.body),
     }
 }
 
-/// The server's reply to a `dropDatabase`.
-fn dropped_database(database: &[u8], times: &Times) -> Vec<u8> {
-    let mut reply = Builder::new();
-    reply.double("ok", 1.0).string("dropped", database);
-    times.append_to(&mut reply);
-    reply.finish()
+/// What the replies to the commands say that carried out a `dropDatabase`.
+#[derive(Default)]
+struct DroppedDatabase {
+    times: Times,
+    concern_error: ConcernError,
+}
+
+impl DroppedDatabase {
+    /// The server's reply to the client.
+    fn reply(&self, database: &[u8]) -> Result<Vec<u8>, Malformed> {
+        let mut reply = Builder::new();
+        reply.double("ok", 1.0).string("dropped", database);
+        self.concern_error.append_to(&mut reply)?;
+        self.times.append_to(&mut reply);
+        Ok(reply.finish())
+    }
+
+    fn take(&mut self, reply: &[u8]) -> Result<(), Malformed> {
+        self.times.advance(Times::of_reply(reply));
+        self.concern_error.take_from(Doc::new(reply)?)
+    }
 }
 
 async fn drop_all(
@@ -101,9 +116,9 @@ async fn drop_all(
     database: &[u8],
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Times, Failure> {
-    let mut times = Times::default();
-    let (systems, others): (Vec<_>, Vec<_>) = names(database, body, upstream, &mut times)
+) -> Result<DroppedDatabase, Failure> {
+    let mut dropped = DroppedDatabase::default();
+    let (systems, others): (Vec<_>, Vec<_>) = names(database, body, upstream, &mut dropped.times)
         .await?
         .into_iter()
         .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
@@ -115,7 +130,7 @@ async fn drop_all(
             Some(protected) => drop_with(context, protected, &rights, Doc::new(&command)?, upstream).await?,
             None => upstream.run(&command).await?,
         };
-        times.advance(Times::of_reply(&reply));
+        dropped.take(&reply)?;
         match code(Doc::new(&reply)?)? {
             // Another client dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
@@ -124,11 +139,10 @@ async fn drop_all(
     }
     // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
     for name in systems {
-        times.advance(Times::of_reply(
-            &upstream.run(&drop_command(database, &name, body)?).await?,
-        ));
+        let reply = upstream.run(&drop_command(database, &name, body)?).await?;
+        dropped.times.advance(Times::of_reply(&reply));
     }
-    Ok(times)
+    Ok(dropped)
 }
 
 /// The names of all collections of `database` that the client may list.

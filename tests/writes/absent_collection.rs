@@ -1,8 +1,10 @@
 //! Writes to a protected collection that doesn't exist yet, on shards: as without Keyward, the first document creates it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
+use mongodb::Collection;
+use mongodb::error::TRANSIENT_TRANSACTION_ERROR;
 use testbed::Cluster;
 use testkit::{Keyward, on_each_shard, run};
 use tokio::time::timeout;
@@ -123,4 +125,45 @@ async fn an_upsert_creates_the_collection() {
             assert!(reply.get_array("upserted").is_ok(), "{reply}");
         }
     }
+}
+
+/// In a client's transaction the server creates the collection only if no other shard takes part. About half of the keys are reserved on the
+/// other shard.
+#[tokio::test]
+async fn the_first_write_of_a_clients_transaction_creates_the_collection() {
+    for strategy in STRATEGIES {
+        let database = format!("absent_clients_{strategy}");
+        let keyward = keyward(&database, strategy);
+        let client = keyward.client().await;
+        let users = client.database(&database).collection::<Document>("users");
+        for round in 0..ROUNDS {
+            Cluster::shared().run(&database, doc! { "drop": "users" }).ok();
+            let email = format!("{round}@x");
+            let deadline = Instant::now() + SOON;
+            while let Err(error) = write_in_transaction(&users, round, &email).await {
+                // As `withTransaction` does.
+                assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}");
+                assert!(Instant::now() < deadline, "{strategy} {round}: {error}");
+            }
+            let again = doc! { "_id": round + ROUNDS, "email": &email };
+            assert_eq!(keyward.insert(&database, again), Err(11000));
+        }
+    }
+}
+
+async fn write_in_transaction(users: &Collection<Document>, id: i32, email: &str) -> mongodb::error::Result<()> {
+    let mut session = users.client().start_session().await?;
+    session.start_transaction().await?;
+    match id % 2 {
+        0 => {
+            let document = doc! { "_id": id, "email": email };
+            users.insert_one(document).session(&mut session).await?;
+        }
+        _ => {
+            let change = doc! { "$set": { "email": email } };
+            let upsert = users.update_one(doc! { "_id": id }, change).upsert(true);
+            upsert.session(&mut session).await?;
+        }
+    }
+    session.commit_transaction().await
 }

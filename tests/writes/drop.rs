@@ -168,6 +168,22 @@ async fn a_drop_answers_as_the_server_does() {
     assert_eq!(got.to_string(), expected.to_string());
 }
 
+/// The set has fewer members.
+#[tokio::test]
+async fn a_dropped_database_says_that_its_write_concern_is_not_met() {
+    let database = "drop_unconcerned";
+    let keyward = keyward(&ReplicaSet::shared().uri(), database, &[EMAIL]);
+    let client = keyward.client().await;
+    insert_at_once(&client, database, 0..1).await;
+    let concern = doc! { "w": 40, "wtimeout": 100 };
+    let reply = run(&client, database, doc! { "dropDatabase": 1, "writeConcern": concern }).await;
+    assert_eq!(reply.get_str("dropped").ok(), Some(database), "{reply}");
+    let error = reply
+        .get_document("writeConcernError")
+        .expect("the concern can't be met");
+    assert_eq!(error.get_i32("code").ok(), Some(100), "{reply}");
+}
+
 #[tokio::test]
 async fn a_dropped_database_keeps_what_keeps_its_keys_apart() {
     let database = "dropped_whole";

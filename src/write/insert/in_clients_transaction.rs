@@ -44,6 +44,9 @@ pub async fn insert_in_clients_transaction(
 
 async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
     let (protected, command) = (op.protected, op.command);
+    if let Some(refused) = op.create_for_transaction().await? {
+        return Ok(refused.body);
+    }
     let token = unregistered_token();
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut new_documents = Vec::with_capacity(command.documents.len());

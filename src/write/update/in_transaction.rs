@@ -264,6 +264,11 @@ impl StatementRun<'_, '_> {
         &mut self,
         transaction: &mut Transaction,
     ) -> Result<StatementResult, ForwardError> {
+        if self.statement.is_upsert
+            && let Some(refused) = self.op.create_for_transaction().await?
+        {
+            return Ok(StatementResult::ErrorReply(refused.body));
+        }
         let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {
             Ok(evaluated) => evaluated,
             Err(failure) => {

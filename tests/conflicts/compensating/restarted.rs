@@ -28,19 +28,32 @@ async fn a_transaction_that_ended_at_an_error_and_began_again_elsewhere_is_not_c
     // An address is no number.
     let query = doc! { "region": "a", "$expr": { "$eq": [{ "$toInt": "$email" }, 1] } };
     let change = doc! { "q": &query, "u": { "$set": { "email": "c@x" } } };
+    let [protected, other] = ["users", "others"].map(|name| doc! { "ns": format!("{database}.{name}") });
+    let operations = [
+        doc! { "update": 0, "filter": &of_2, "updateMods": { "$set": { "n": 1 } } },
+        doc! { "insert": 1, "document": { "_id": 1 } },
+    ];
+    let first = doc! { "insert": "others", "documents": [{ "_id": 1 }] };
+    send(&cluster.router_address(), database, first).unwrap();
     let failing = [
         // Forwarded, and carried out by Keyward, which reads the documents first.
-        doc! { "find": "users", "filter": &query },
-        doc! { "update": "users", "updates": [change] },
+        (database, doc! { "find": "users", "filter": &query }),
+        (database, doc! { "update": "users", "updates": [change] }),
+        // Its last part is forwarded.
+        (
+            "admin",
+            doc! { "bulkWrite": 1, "ops": operations, "nsInfo": [protected, other] },
+        ),
     ];
-    for (number, failing) in (1_i64..).zip(failing) {
+    for (number, (to, failing)) in (1_i64..).zip(failing) {
         transaction.insert("txnNumber", number);
         let first = doc! { "find": "users", "filter": &of_2, "startTransaction": true };
         let reply = send(&keyward.address, database, within(&transaction, first)).unwrap();
         assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
-        let reply = send(&keyward.address, database, within(&transaction, failing)).unwrap();
+        let reply = send(&keyward.address, to, within(&transaction, failing)).unwrap();
+        let has_failed = reply.contains_key("code") || reply.contains_key("writeErrors");
         assert!(
-            reply.contains_key("code") || reply.contains_key("writeErrors"),
+            has_failed || reply.get_i32("nErrors").is_ok_and(|errors| errors > 0),
             "{reply}"
         );
         // As another Keyward leaves it between a statement and its reservations.

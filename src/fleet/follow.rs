@@ -29,6 +29,8 @@ pub(super) const POLL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave documents that violate a constraint before they are read again.
 const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
+/// How long a Keyward may lack a constraint that is enforced. One that applies a new list lacks it for a moment.
+const LACKED: Duration = Duration::from_secs(60);
 
 /// Renews the entry for as long as it runs.
 pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
@@ -83,6 +85,8 @@ struct Findings {
     waited_for: HashSet<(String, ObjectId)>,
     /// The labels of constraints, and when their documents were found to violate them.
     violated: HashMap<String, Instant>,
+    /// The labels of constraints that are enforced although a Keyward lacks them, and since when.
+    lacked: HashMap<String, Instant>,
 }
 
 /// The result of a poll.
@@ -134,6 +138,7 @@ async fn poll(
     if replaced::renew_gone(service, membership, kept, readiness).await? {
         return Ok(Polled::Unfinished);
     }
+    suspend_lacked(service, membership, kept, (&entries, &standings), findings).await?;
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
     findings.violated.retain(|_, at| at.elapsed() < lately);
@@ -181,6 +186,44 @@ async fn poll(
     to_do.retain(|constraint| !findings.is_violated(constraint));
     show(&to_do, &waiting, service, readiness);
     Ok(polled)
+}
+
+/// Suspends constraints that stay enforced although another Keyward writes without them. That one suspended them first, so the cluster has lost
+/// it: by `movePrimary`, or because an operator put the definitions back.
+async fn suspend_lacked(
+    service: &Service,
+    membership: &Membership,
+    kept: &Kept,
+    (entries, standings): (&[RegisterEntry], &[Option<Standing>]),
+    findings: &mut Findings,
+) -> Result<(), PrepareError> {
+    let patience = hastened(LACKED, haste::REGISTER);
+    for (constraint, standing) in kept.constraints.iter().zip(standings) {
+        let enforced = standing
+            .as_ref()
+            .filter(|standing| standing.state == ConstraintState::Enforced);
+        // One that doesn't follow the list writes nothing where a client has made a constraint.
+        let writes = |entry: &&RegisterEntry| constraint.client_entry().is_none() || entry.clients_version.is_some();
+        let lacking = enforced.and_then(|standing| {
+            let mut others = entries
+                .iter()
+                .filter(|entry| entry.id != membership.id())
+                .filter(writes);
+            others.find(|entry| entry.lacks(constraint.namespace(), standing.identity))
+        });
+        let label = constraint_label(constraint);
+        let Some(lacking) = lacking else {
+            findings.lacked.remove(&label);
+            continue;
+        };
+        let since = findings.lacked.entry(label.clone()).or_insert_with(Instant::now);
+        if since.elapsed() >= patience {
+            tracing::error!(constraint = label, keyward = %lacking.id, "a Keyward writes without an enforced constraint: it counts as reserving again");
+            prepare::suspend(service.upstream.client(), constraint).await?;
+            findings.lacked.remove(&label);
+        }
+    }
+    Ok(())
 }
 
 /// Backfills the documents of those `meant`. It returns none once some proxy collections are gone: their reservations come first, at the next

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bson::oid::ObjectId;
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use nix::sys::signal::Signal;
 use testbed::ReplicaSet;
 
@@ -131,6 +131,35 @@ fn who_begins_to_write_without_a_constraint_takes_enforced_back() {
     first.until("enforced", || is_enforced(&first, database));
     assert_eq!(first.insert_once_permitted(database, user(3, "x")), Err(11000));
     until_ready(&first);
+}
+
+/// As `movePrimary` may lose a change of the definition, or a backup that an operator puts back.
+#[test]
+fn enforced_is_taken_back_again_if_the_cluster_has_lost_that() {
+    let database = "rolled_lost";
+    drop_database(database);
+    let second = Keyward::of(&settings("[]"));
+    let first = Keyward::of_in(&with(database), &HASTE);
+    until_ready(&first);
+    let find = doc! { "find": "keyward.constraints" };
+    let found = ReplicaSet::shared().run(database, find).unwrap();
+    let definitions = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    let [Bson::Document(enforced)] = &definitions[..] else {
+        panic!("one definition: {found}")
+    };
+    second.insert(database, user(1, "x")).unwrap();
+    first.until("reserving", || !is_enforced(&first, database));
+    let put_back = doc! { "q": {}, "u": enforced };
+    let put_back = doc! { "update": "keyward.constraints", "updates": [put_back] };
+    ReplicaSet::shared().run(database, put_back).unwrap();
+    first.until("enforced", || is_enforced(&first, database));
+    first.until("reserving", || !is_enforced(&first, database));
+    until_ready_with(&first, "reserving: waits for Keyward ");
+    let log = first.log();
+    assert!(log.contains("a Keyward writes without an enforced constraint"), "{log}");
+    second.stop();
+    until_ready(&first);
+    assert_eq!(first.insert_once_permitted(database, user(2, "x")), Err(11000));
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub async fn drop_database(
     }
 }
 
-/// What the replies to the commands say that carried out a `dropDatabase`.
+/// The parts of a reply to `dropDatabase` that come from the replies to Keyward's own commands.
 #[derive(Default)]
 struct DroppedDatabase {
     times: Times,

@@ -209,8 +209,7 @@ async fn apply_constraints(
             holding: None,
         });
     }
-    let client = service.upstream.client();
-    prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
+    prepare::check_strategies(service.upstream.client(), wanted, current.lease, &service.metrics).await?;
     // Until the new constraints hold, the removed ones hold, too.
     let reserving = made(service, current, wanted, removed.clone()).await?;
     let anew = made_anew((service, membership), &reserving, wanted).await;

@@ -140,8 +140,7 @@ async fn poll(
     }
     suspend_lacked(service, membership, kept, (&entries, &standings), findings).await?;
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
-    let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
-    findings.violated.retain(|_, at| at.elapsed() < lately);
+    findings.forget_old_violations();
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
         let label = constraint_label(constraint);
         if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
@@ -252,6 +251,12 @@ impl Findings {
     /// Whether documents violated `constraint` when they were read last.
     fn is_violated(&self, constraint: &Constraint) -> bool {
         self.violated.contains_key(&constraint_label(constraint))
+    }
+
+    /// Forgets violations of documents that are to be read again.
+    fn forget_old_violations(&mut self) {
+        let lately = hastened(AFTER_DUPLICATES, haste::REGISTER);
+        self.violated.retain(|_, at| at.elapsed() < lately);
     }
 
     fn note_waiting(&mut self, waiting: &[WaitingConstraint]) {

@@ -41,7 +41,7 @@ pub fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) ->
         Some(_) => {}
         None => {
             for (index, out) in outputs.iter().enumerate() {
-                // The one around it is searched with all that it holds.
+                // The server refuses one within another.
                 if outputs[..index].iter().any(|other| holds(other, out)) {
                     continue;
                 }
@@ -193,7 +193,8 @@ fn only_target<'a>(out: &Element<'a>) -> Result<Option<Target<'a>>, Malformed> {
         }
     }
     Ok(match (&databases[..], &collections[..]) {
-        ([Some(database)], [Some(collection)]) => Some(Target { database, collection }),
+        // A server reads an empty one as the command's own database.
+        ([Some(database)], [Some(collection)]) if !database.is_empty() => Some(Target { database, collection }),
         _ => None,
     })
 }

@@ -300,6 +300,22 @@ fn pipelines_may_not_end_in_protected_collections() {
             doc! { "$out": { "db": "other", "coll": "users", "x": 1 } },
             Unprotectable,
         ),
+        ("shop", doc! { "$out": { "db": "", "coll": "users" } }, Unprotectable),
+        (
+            "shop",
+            doc! { "$merge": { "into": { "db": "", "coll": "users" } } },
+            Unprotectable,
+        ),
+        (
+            "shop",
+            doc! { "$out": { "db": Bson::Symbol("other".to_owned()), "coll": "users" } },
+            Unprotectable,
+        ),
+        (
+            "shop",
+            doc! { "$out": { "db": "other", "coll": "others", "replace": "users" } },
+            Unprotectable,
+        ),
         (
             "shop",
             doc! { "$merge": { "into": { "db": "other", "coll": "users" }, "let": { "into": "users" } } },
@@ -406,6 +422,7 @@ fn map_reduce_may_not_write_into_protected_collections() {
         ("other", doc! { "reduce": "users" }.into(), Forward),
         ("other", doc! { "reduce": "users", "db": "shop" }.into(), Unprotectable),
         ("shop", doc! { "reduce": "users", "db": "other" }.into(), Forward),
+        ("shop", doc! { "reduce": "users", "db": "" }.into(), Unprotectable),
         (
             "other",
             doc! { "db": "shop", "replace": "keyward.users.a" }.into(),

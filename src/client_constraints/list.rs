@@ -276,7 +276,8 @@ mod tests {
         assert!(list(0, &[]).has_lost(&former));
         assert!(list(by_time, &[entry("a")]).has_lost(&former));
         // An older one from a backup.
-        assert!(list(5, &[entry("b")]).has_lost(&former));
+        let longer = list(7, &[entry("a"), entry("b")]);
+        assert!(list(5, &longer.constraints[..1]).has_lost(&longer));
         assert!(!list(5, &former.constraints).has_lost(&former));
         // A client has dropped the constraint, an operator has restored the list, or there was nothing to lose.
         assert!(!list(8, &[]).has_lost(&former));

@@ -156,8 +156,8 @@ impl ClientConstraintStore {
         Ok(answered(replace.into_future()).await?.matched_count == 1)
     }
 
-    /// A version from that of the list on, which no applied list has exceeded: a former list may have been applied before it was deleted, or before
-    /// this one was put back from a backup.
+    /// The version of the list, or a higher one that a Keyward has noted as applied. A former list may have been applied before it was deleted,
+    /// or before this one was put back from a backup.
     async fn version_before_next(&self, current: i64) -> Result<i64, StoreError> {
         let entries = self.register.recent().await?;
         let noted = entries.iter().filter_map(|entry| entry.clients_version).max();

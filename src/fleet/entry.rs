@@ -10,6 +10,7 @@ use rustix::system::uname;
 use serde_json::{Value, json};
 
 use super::EntryTerms;
+use crate::constraint::Constraint;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::server::clock::millis;
@@ -76,6 +77,17 @@ impl RegisterEntry {
     /// Whether it may forward writes to `namespace` that reserve nothing for the constraint with this identity.
     pub fn lacks(&self, namespace: &Namespace, identity: ObjectId) -> bool {
         self.may_write_to(namespace) && !self.constraints.contains(&identity)
+    }
+
+    /// Whether it has begun to write where it lacks the constraint with this identity, and so has suspended it before that. One that stands for
+    /// all collections names those to which it writes only in part. One that doesn't go by this `version` of the list of clients'
+    /// constraints may have been refused.
+    pub fn has_suspended(&self, constraint: &Constraint, identity: ObjectId, version: i64) -> bool {
+        let namespace = constraint.namespace();
+        self.lacks(namespace, identity)
+            && self.collections.contains(&namespace.to_string())
+            && !self.is_behind(version)
+            && (self.clients_version.is_some() || constraint.client_entry().is_none())
     }
 
     /// Whether it may forward writes to `namespace`.
@@ -206,6 +218,27 @@ mod tests {
         assert!(entry.is_behind(8) && entry.is_behind(0) && !entry.is_behind(7));
         entry.clients_version = Some(0);
         assert!(entry.is_behind(1) && !entry.is_behind(0));
+    }
+
+    #[test]
+    fn only_a_keyward_that_has_begun_to_write_there_has_suspended_a_constraint() {
+        let spec = crate::constraint::IndexSpec {
+            key: doc! { "email": 1 },
+            ..Default::default()
+        };
+        let constraint = Constraint::new(Namespace::new("shop", "users"), spec).unwrap();
+        let identity = ObjectId::new();
+        let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));
+        entry.is_everywhere = true;
+        assert!(entry.lacks(constraint.namespace(), identity));
+        assert!(!entry.has_suspended(&constraint, identity, 7), "perhaps elsewhere");
+        entry.collections.insert("shop.users".to_owned());
+        assert!(entry.has_suspended(&constraint, identity, 7));
+        entry.clients_version = Some(6);
+        assert!(!entry.has_suspended(&constraint, identity, 7), "it may be refused");
+        entry.clients_version = Some(7);
+        entry.constraints.insert(identity);
+        assert!(!entry.has_suspended(&constraint, identity, 7));
     }
 
     #[test]

@@ -29,8 +29,9 @@ pub(super) const POLL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave documents that violate a constraint before they are read again.
 const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
-/// How long a Keyward may lack a constraint that is enforced. One that applies a new list lacks it for a moment.
-const LACKED: Duration = Duration::from_secs(60);
+/// How long a Keyward may be seen that lacks an enforced constraint. One that is killed before it suspends the constraint is in the register
+/// for 125 s.
+const LACKED: Duration = Duration::from_secs(180);
 
 /// Renews the entry for as long as it runs.
 pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
@@ -85,8 +86,8 @@ struct Findings {
     waited_for: HashSet<(String, ObjectId)>,
     /// The labels of constraints, and when their documents were found to violate them.
     violated: HashMap<String, Instant>,
-    /// The labels of constraints that are enforced although a Keyward lacks them, and since when.
-    lacked: HashMap<String, Instant>,
+    /// The labels of constraints that are enforced although a Keyward lacks them, with their identities, that Keyward, and since when.
+    lacked: HashMap<String, ((ObjectId, ObjectId), Instant)>,
 }
 
 /// The result of a poll.
@@ -138,7 +139,9 @@ async fn poll(
     if replaced::renew_gone(service, membership, kept, readiness).await? {
         return Ok(Polled::Unfinished);
     }
-    suspend_lacked(service, membership, kept, (&entries, &standings), findings).await?;
+    if suspend_lacked(service, membership, kept, (&entries, &standings), findings).await? {
+        return Ok(Polled::Unfinished);
+    }
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     findings.forget_old_violations();
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
@@ -187,42 +190,37 @@ async fn poll(
     Ok(polled)
 }
 
-/// Suspends constraints that stay enforced although another Keyward writes without them. That one suspended them first, so the cluster has lost
-/// it: by `movePrimary`, or because an operator put the definitions back.
+/// Suspends constraints that stay enforced although another Keyward must have suspended them, and returns whether there are any. Then the
+/// cluster has lost the suspension: by `movePrimary`, or because an operator put the definitions back.
 async fn suspend_lacked(
     service: &Service,
     membership: &Membership,
     kept: &Kept,
     (entries, standings): (&[RegisterEntry], &[Option<Standing>]),
     findings: &mut Findings,
-) -> Result<(), PrepareError> {
-    let patience = hastened(LACKED, haste::REGISTER);
+) -> Result<bool, PrepareError> {
+    let mut is_any_suspended = false;
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
-        let enforced = standing
-            .as_ref()
-            .filter(|standing| standing.state == ConstraintState::Enforced);
-        // One that doesn't follow the list writes nothing where a client has made a constraint.
-        let writes = |entry: &&RegisterEntry| constraint.client_entry().is_none() || entry.clients_version.is_some();
-        let lacking = enforced.and_then(|standing| {
-            let mut others = entries
-                .iter()
-                .filter(|entry| entry.id != membership.id())
-                .filter(writes);
-            others.find(|entry| entry.lacks(constraint.namespace(), standing.identity))
+        let enforced = standing.filter(|standing| standing.state == ConstraintState::Enforced);
+        let found = enforced.and_then(|Standing { identity, .. }| {
+            let has_suspended =
+                |entry: &&RegisterEntry| entry.has_suspended(constraint, identity, kept.clients.version);
+            let mut others = entries.iter().filter(|entry| entry.id != membership.id());
+            others.find(has_suspended).map(|entry| (identity, entry.id))
         });
-        let label = constraint_label(constraint);
-        let Some(lacking) = lacking else {
-            findings.lacked.remove(&label);
+        if !findings.is_lacked_for_long(constraint, found) {
             continue;
-        };
-        let since = findings.lacked.entry(label.clone()).or_insert_with(Instant::now);
-        if since.elapsed() >= patience {
-            tracing::error!(constraint = label, keyward = %lacking.id, "a Keyward writes without an enforced constraint: it counts as reserving again");
-            prepare::suspend(service.upstream.client(), constraint).await?;
-            findings.lacked.remove(&label);
         }
+        prepare::suspend(service.upstream.client(), constraint).await?;
+        is_any_suspended = true;
+        let keyward = found.map(|(_, keyward)| keyward.to_hex());
+        tracing::error!(
+            constraint = constraint_label(constraint),
+            keyward,
+            "a Keyward may write without an enforced constraint: it counts as reserving again"
+        );
     }
-    Ok(())
+    Ok(is_any_suspended)
 }
 
 /// Backfills the documents of those `meant`. It returns none once some proxy collections are gone: their reservations come first, at the next
@@ -251,6 +249,20 @@ impl Findings {
     /// Whether documents violated `constraint` when they were read last.
     fn is_violated(&self, constraint: &Constraint) -> bool {
         self.violated.contains_key(&constraint_label(constraint))
+    }
+
+    /// Whether this identity of `constraint` was lacked by this Keyward at each poll for [`LACKED`].
+    fn is_lacked_for_long(&mut self, constraint: &Constraint, found: Option<(ObjectId, ObjectId)>) -> bool {
+        let label = constraint_label(constraint);
+        let Some(found) = found else {
+            self.lacked.remove(&label);
+            return false;
+        };
+        let (noted, since) = self.lacked.entry(label).or_insert((found, Instant::now()));
+        if *noted != found {
+            (*noted, *since) = (found, Instant::now());
+        }
+        since.elapsed() >= hastened(LACKED, haste::REGISTER)
     }
 
     /// Forgets violations of documents that are to be read again.

@@ -95,7 +95,8 @@ impl<'a> MergeStage<'a> {
             Some(namespace) => {
                 let named = namespace.get("db")?;
                 let database = match named {
-                    Some(named) => plain_name(&named),
+                    // A server reads an empty one as the command's own database.
+                    Some(named) => plain_name(&named).filter(|name| !name.is_empty()),
                     None => Some(database),
                 };
                 (database, namespace.get("coll")?.as_ref().and_then(plain_name))

@@ -2,8 +2,8 @@
 //!
 //! A server creates a collection with its first document. But a transaction that writes on several shards can't create one: the
 //! server refuses or aborts it, however often it is tried. Keyward's transactions also write reservations or records, often on
-//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. In a client's transaction it does so first,
-//! because only the commit fails there. If the collection is missing, Keyward creates it on the client's connection, with the client's own
+//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. In a client's transaction it looks before the
+//! first write, because only the commit fails there. If the collection is missing, Keyward creates it on the client's connection, with the client's own
 //! rights. A killed Keyward leaves an empty collection behind at most.
 
 use super::forward_error::ForwardError;
@@ -89,7 +89,10 @@ impl WriteOp<'_> {
         // Another client may have created it meanwhile.
         let exists = reply::is_ok(created)? || reply::code(created)? == Some(code::NAMESPACE_EXISTS);
         Ok(match exists {
-            true => CollectionCheck::Created,
+            true => {
+                self.has_checked_collection = true;
+                CollectionCheck::Created
+            }
             false => CollectionCheck::Refused(ErrorReply { body }),
         })
     }

@@ -140,7 +140,7 @@ async fn drop_all(
     // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
     for name in systems {
         let reply = upstream.run(&drop_command(database, &name, body)?).await?;
-        dropped.times.advance(Times::of_reply(&reply));
+        dropped.take(&reply)?;
     }
     Ok(dropped)
 }

@@ -267,6 +267,7 @@ impl StatementRun<'_, '_> {
         if self.statement.is_upsert
             && let Some(refused) = self.op.create_for_transaction().await?
         {
+            self.leave_or_abort(transaction, &refused).await?;
             return Ok(StatementResult::ErrorReply(refused.body));
         }
         let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {

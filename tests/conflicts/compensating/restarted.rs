@@ -56,6 +56,8 @@ async fn a_transaction_that_ended_at_an_error_and_began_again_elsewhere_is_not_c
             has_failed || reply.get_i32("nErrors").is_ok_and(|errors| errors > 0),
             "{reply}"
         );
+        // The part of the `bulkWrite` before the one that fails.
+        assert!(to == database || reply.get_i32("nModified").ok() == Some(1), "{reply}");
         // As another Keyward leaves it between a statement and its reservations.
         let reply = send(&elsewhere.address(), database, take("a@x", &transaction)).unwrap();
         assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");

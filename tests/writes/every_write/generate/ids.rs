@@ -49,7 +49,7 @@ impl Forms<'_> {
             Bson::Int32(number) => *value = self.id_of(*number),
             Bson::Document(operators) => operators.iter_mut().for_each(|(_, operand)| self.id(operand)),
             Bson::Array(ids) => {
-                // Of several, a server may scan the hashed index. There it doesn't find a double by an equal Decimal128 with a fraction.
+                // For several, a server may scan a hashed index. There it misses a Decimal128 with a fraction if it looks for an equal double.
                 if self.ids == Ids::Fractions {
                     ids.truncate(1);
                 }

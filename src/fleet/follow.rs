@@ -136,10 +136,9 @@ async fn poll(
     replaced::note_gone(service, &kept.constraints, &standings);
     // It ends a doubt, without which nothing may be written anywhere, and lists the constraints.
     note_own(service, membership, kept, &entries, &standings).await?;
-    if replaced::renew_gone(service, membership, kept, readiness).await? {
-        return Ok(Polled::Unfinished);
-    }
-    if suspend_lacked(service, membership, kept, (&entries, &standings), findings).await? {
+    if replaced::renew_gone(service, membership, kept, readiness).await?
+        || suspend_lacked(service, membership, kept, (&entries, &standings), findings).await?
+    {
         return Ok(Polled::Unfinished);
     }
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());

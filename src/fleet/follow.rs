@@ -144,12 +144,8 @@ async fn poll(
     let (mut waiting, mut enforced, mut to_do) = (Vec::new(), Vec::new(), Vec::new());
     findings.forget_old_violations();
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
-        let label = constraint_label(constraint);
         if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
-            findings.violated.remove(&label);
-            if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
-                list.forget_violated(id);
-            }
+            findings.forget_violation(constraint, service);
             enforced.extend(builds.enforced(client, constraint).await);
             continue;
         }
@@ -262,6 +258,14 @@ impl Findings {
             (*noted, *since) = (found, Instant::now());
         }
         since.elapsed() >= hastened(LACKED, haste::REGISTER)
+    }
+
+    /// Forgets that documents violated `constraint`, which is enforced now.
+    fn forget_violation(&mut self, constraint: &Constraint, service: &Service) {
+        self.violated.remove(&constraint_label(constraint));
+        if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+            list.forget_violated(id);
+        }
     }
 
     /// Forgets violations of documents that are to be read again.

@@ -79,9 +79,9 @@ impl RegisterEntry {
         self.may_write_to(namespace) && !self.constraints.contains(&identity)
     }
 
-    /// Whether it has begun to write where it lacks the constraint with this identity, and so has suspended it before that. One that stands for
-    /// all collections names those to which it writes only in part. One that doesn't go by this `version` of the list of clients'
-    /// constraints may have been refused.
+    /// Whether it has begun to write where it lacks the constraint with this identity: before that, it suspended the constraint. A Keyward
+    /// that stands for all collections names only some of those to which it writes. One that doesn't go by this `version` of the list of
+    /// clients' constraints may have been refused.
     pub fn has_suspended(&self, constraint: &Constraint, identity: ObjectId, version: i64) -> bool {
         let namespace = constraint.namespace();
         self.lacks(namespace, identity)

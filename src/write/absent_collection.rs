@@ -2,9 +2,9 @@
 //!
 //! A server creates a collection with its first document. But a transaction that writes on several shards can't create one: the
 //! server refuses or aborts it, however often it is tried. Keyward's transactions also write reservations or records, often on
-//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. In a client's transaction it looks before the
-//! first write, because only the commit fails there. If the collection is missing, Keyward creates it on the client's connection, with the client's own
-//! rights. A killed Keyward leaves an empty collection behind at most.
+//! other shards. So if such a transaction fails, Keyward finds out whether the collection exists. In a client's transaction it looks
+//! before the first write, because only the commit fails there. If the collection is missing, Keyward creates it on the client's
+//! connection, with the client's own rights. A killed Keyward leaves an empty collection behind at most.
 
 use super::forward_error::ForwardError;
 use super::operation::WriteOp;
@@ -44,8 +44,8 @@ impl WriteOp<'_> {
         }
     }
 
-    /// Creates the collection for a statement of a client's transaction that may insert: at a commit that fails it would be too late. Returns the
-    /// server's refusal.
+    /// Creates the collection for a statement of a client's transaction that may insert. Once the commit has failed, that would be too
+    /// late. Returns the server's refusal.
     ///
     /// # Errors
     /// The same.

@@ -5,8 +5,8 @@ use crate::reply::{ConcernError, WriteError};
 use crate::server::reply::append_retried;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 
-/// A try after a commit has at most this many times more documents. After a refusal it has this many times fewer, or twice as many as came before
-/// the refused one. Otherwise a command whose documents are all refused would send each of them again for each one before it.
+/// A try after a commit has at most this many times more documents. After a refusal it has at most this many times fewer, or twice as many as
+/// came before the refused one. Otherwise a command whose documents are all refused would send each of them again for each one before it.
 const STEP: usize = 4;
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has

@@ -77,7 +77,8 @@ impl<'a> Builds<'a> {
     /// Records in the list which of this Keyward's constraints are `enforced` by now. From then on a violation doesn't end them any
     /// more. It also takes over the builds of Keywards that are gone.
     pub(super) async fn record(&self, list: &SharedList, enforced: &[ObjectId]) -> Result<(), StoreError> {
-        let finished = self.clients.finished(|id| enforced.contains(&id) && list.has_begun(id));
+        let holds = |id| enforced.contains(&id) && list.has_begun(id);
+        let is_any_finished = !self.clients.finished(holds).is_empty();
         let lives = |builder: &ObjectId| {
             *builder == self.own || self.entries.iter().any(|entry| entry.id == *builder && !entry.has_left)
         };
@@ -87,12 +88,17 @@ impl<'a> Builds<'a> {
             .iter()
             .filter_map(|entry| entry.state.builder());
         let gone: Vec<ObjectId> = builders.filter(|builder| !lives(builder)).collect();
-        if finished.is_empty() && gone.is_empty() {
+        if !is_any_finished && gone.is_empty() {
             return Ok(());
         }
-        let changed = list.change(|list| {
-            let built = finished.iter().filter(|command| list.note_built(**command)).count();
-            let inherited = gone.iter().filter(|builder| list.inherit(**builder, self.own)).count();
+        let changed = list.change(|current| {
+            // Judged anew: a command may have begun another build meanwhile.
+            let finished = current.finished(holds).into_iter();
+            let built = finished.filter(|command| current.note_built(*command)).count();
+            let inherited = gone
+                .iter()
+                .filter(|builder| current.inherit(**builder, self.own))
+                .count();
             (built + inherited > 0).then_some(())
         });
         changed.await.map(drop)
@@ -109,6 +115,9 @@ impl<'a> Builds<'a> {
     ) -> Result<Backfilled, PrepareError> {
         let client = service.upstream.client();
         let mut backfilled = Backfilled::default();
+        // Once for all of them.
+        let is_meant = |one: &Constraint| meant.iter().any(|other| other.has_name_of(one));
+        reserving.await_dropped(client, membership, is_meant).await?;
         let is_own = |one: &&Arc<Constraint>| self.is_own(one);
         let (own, others): (Vec<_>, Vec<_>) = meant.iter().partition(is_own);
         for constraint in own.into_iter().chain(others) {

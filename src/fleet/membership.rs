@@ -397,7 +397,8 @@ impl Membership {
     }
 
     /// Waits until nothing takes effect any more that other Keywards have sent to `namespaces`. Their reservations were in proxy
-    /// collections that those with the `uuids` replace. It waits for the Keywards that `may_reserve`. Returns whether it waited: once for each uuid.
+    /// collections that those with the `uuids` replace. It waits for the Keywards that `may_reserve`. Returns whether it waited: it doesn't once
+    /// [`Membership::note_awaited`] has all uuids.
     ///
     /// # Errors
     /// [`StoreError`] if the register can't be read.
@@ -422,8 +423,12 @@ impl Membership {
             );
             tokio::time::sleep(longest).await;
         }
-        self.awaited().extend(uuids);
         Ok(true)
+    }
+
+    /// Notes that this process has waited for proxy collections with these `uuids`, and that the cluster has that noted.
+    pub fn note_awaited(&self, uuids: &[Uuid]) {
+        self.awaited().extend(uuids);
     }
 
     fn awaited(&self) -> MutexGuard<'_, HashSet<Uuid>> {

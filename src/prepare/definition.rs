@@ -13,11 +13,12 @@ use mongodb::{Client, Collection};
 
 use super::PrepareError;
 use super::backfill_claim::claimed_by;
+use super::existing::Existing;
 use super::left_out::Collections;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use super::stored_definition::{
-    ConstraintState, DEFINITIONS, ENFORCED_IN, OF_CLIENT, WAS_ENFORCED, check_strategy, collection_of, id, name_of,
-    state, state_of,
+    AWAITS, ConstraintState, DEFINITIONS, ENFORCED_IN, HAS_PROXY, OF_CLIENT, WAS_ENFORCED, check_strategy,
+    collection_of, id, name_of, state, state_of,
 };
 use crate::constraint::{Constraint, ConstraintName, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
@@ -33,8 +34,11 @@ pub(super) struct Registered {
     pub is_enforced: bool,
     /// Its reservations were complete in another proxy collection, which was dropped or replaced.
     pub is_replaced: bool,
-    /// It isn't new, its reservations were complete nowhere yet, and it has no proxy collection: that may have been dropped.
-    pub is_without_proxy: bool,
+    /// Which drop of its proxy collection, whose reservations weren't complete, no Keyward has yet waited after. Writes under way may have
+    /// reserved there.
+    pub awaits: Option<ObjectId>,
+    /// Its document doesn't say yet that its proxy collection was created.
+    pub is_proxy_unnoted: bool,
 }
 
 /// The state of a constraint, as its document shows it.
@@ -107,7 +111,7 @@ impl Definitions {
         let first_identity = ObjectId::new();
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": first_identity, "version": 1,
-            "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
+            "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(), HAS_PROXY: false,
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
@@ -139,12 +143,61 @@ impl Definitions {
             let note = doc! { "$set": { WAS_ENFORCED: true } };
             answered(self.collection.update_one(same, note).into_future()).await?;
         }
+        let is_proxy_unnoted = matches!(found.get_bool(HAS_PROXY), Ok(false));
+        let is_proxy_gone = proxy.is_none() && complete_in.is_none() && identity != first_identity && !is_proxy_unnoted;
+        let awaits = match is_proxy_gone {
+            // It may have been created since it was looked for.
+            true if self.has_proxy(constraint).await? => self.awaits(constraint).await?,
+            true => Some(self.note_gone(constraint).await?),
+            false => found.get_object_id(AWAITS).ok(),
+        };
         Ok(Registered {
             identity,
             is_enforced,
             is_replaced: complete_in.is_some() && !was_complete,
-            is_without_proxy: identity != first_identity && complete_in.is_none() && proxy.is_none(),
+            awaits,
+            is_proxy_unnoted,
         })
+    }
+
+    async fn has_proxy(&self, constraint: &Constraint) -> Result<bool, PrepareError> {
+        let proxy = Existing::read(self.collection.client(), &constraint.proxy_collection()).await?;
+        Ok(proxy.uuid.is_some())
+    }
+
+    /// Which drop of the proxy collection is to be waited after. A Keyward notes that before it creates the collection anew.
+    async fn awaits(&self, constraint: &Constraint) -> Result<Option<ObjectId>, StoreError> {
+        let found = answered(self.collection.find_one(id(constraint)).into_future()).await?;
+        Ok(found.and_then(|found| found.get_object_id(AWAITS).ok()))
+    }
+
+    /// Notes that the proxy collection is gone before its reservations were complete. The Keyward that creates it anew may be killed before it
+    /// has waited for the writes that reserved in the former one.
+    async fn note_gone(&self, constraint: &Constraint) -> Result<ObjectId, StoreError> {
+        let awaits = ObjectId::new();
+        let update = self
+            .collection
+            .update_one(id(constraint), doc! { "$set": { AWAITS: awaits } });
+        answered(update.into_future()).await?;
+        Ok(awaits)
+    }
+
+    /// Notes that the writes have ended that may have reserved in the proxy collection whose drop has the name `awaits`.
+    pub(super) async fn note_awaited(&self, constraint: &Constraint, awaits: ObjectId) -> Result<(), StoreError> {
+        let mut awaiting = id(constraint);
+        awaiting.insert(AWAITS, awaits);
+        let update = self.collection.update_one(awaiting, doc! { "$unset": { AWAITS: 1 } });
+        answered(update.into_future()).await?;
+        Ok(())
+    }
+
+    /// Notes that the proxy collection of the constraint with this identity was created.
+    pub(super) async fn note_proxy(&self, constraint: &Constraint, identity: ObjectId) -> Result<(), StoreError> {
+        let mut same = id(constraint);
+        same.insert("identity", identity);
+        let update = self.collection.update_one(same, doc! { "$set": { HAS_PROXY: true } });
+        answered(update.into_future()).await?;
+        Ok(())
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
@@ -419,7 +472,7 @@ pub async fn replace_ended_definition(
     former.insert(BACKFILL_EPOCH_FIELD, found.get(BACKFILL_EPOCH_FIELD));
     let new = doc! {
         "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
-        "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
+        "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(), HAS_PROXY: false,
     };
     let replaced = answered(definitions.replace_one(former, new).into_future()).await?;
     Ok((replaced.matched_count == 0).then(Vec::new))

@@ -93,12 +93,6 @@ pub async fn prepare(
         reserving
             .await_writes_of_others(client, membership, replaced, any)
             .await?;
-        let without_proxy = &reserving.without_proxy;
-        let identities = reserving.identities(|one| without_proxy.iter().any(|other| other.has_name_of(one)));
-        let lists_one = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
-        reserving
-            .await_writes_of_others(client, membership, without_proxy, lists_one)
-            .await?;
     }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
@@ -127,7 +121,7 @@ pub async fn make(
 ) -> Result<ReservingConstraints, PrepareError> {
     let (deployment, mut collections) = read_all(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
-    let (mut replaced, mut without_proxy) = (Vec::new(), Vec::new());
+    let (mut replaced, mut awaiting) = (Vec::new(), Vec::new());
     for (index, (protected, uuid)) in collections.iter_mut().enumerate() {
         // A collection that is still to be created may yet be sharded.
         if uuid.is_some() {
@@ -149,6 +143,9 @@ pub async fn make(
             let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
             definitions.agree_on_strategy(constraint, strategy).await?;
             deployment.create(client, constraint).await?;
+            if registered.is_proxy_unnoted {
+                definitions.note_proxy(constraint, registered.identity).await?;
+            }
             match proxy_collection.uuid {
                 Some(uuid) => proxy.note_uuid(Some(&uuid)),
                 None => {
@@ -164,8 +161,8 @@ pub async fn make(
             if registered.is_replaced {
                 replaced.push(constraint.clone());
             }
-            if registered.is_without_proxy {
-                without_proxy.push(constraint.clone());
+            if let Some(awaits) = registered.awaits {
+                awaiting.push((constraint.clone(), awaits));
             }
         }
     }
@@ -173,7 +170,7 @@ pub async fn make(
         collections,
         unready,
         replaced,
-        without_proxy,
+        awaiting,
         identities,
     })
 }

@@ -61,8 +61,9 @@ pub struct ReservingConstraints {
     pub(super) unready: Vec<(usize, usize)>,
     /// The constraints whose proxy collection isn't the one in which their reservations were complete.
     pub(super) replaced: Vec<Arc<Constraint>>,
-    /// The constraints that aren't new, had no proxy collection, and were complete in none. It may have been dropped while documents were read.
-    pub(super) without_proxy: Vec<Arc<Constraint>>,
+    /// The constraints whose proxy collection was dropped before their reservations were complete in it, each with the name of the drop in its
+    /// document. No Keyward has yet waited for the writes that may have reserved there.
+    pub(super) awaiting: Vec<(Arc<Constraint>, ObjectId)>,
     /// The identity of each constraint in the register of Keywards.
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
@@ -131,7 +132,36 @@ impl ReservingConstraints {
                 suspend(client, constraint).await?;
             }
         }
+        for (constraint, awaits) in &self.awaiting {
+            if constraints.iter().any(|one| one.has_name_of(constraint)) {
+                let definitions = Definitions::of(client, constraint.namespace());
+                definitions.note_awaited(constraint, *awaits).await?;
+            }
+        }
+        membership.note_awaited(&uuids);
         Ok(())
+    }
+
+    /// The same for those constraints that `are_meant`, and whose proxy collections were dropped before all documents were reserved. No
+    /// constraint relied on their reservations, so it waits only for the Keywards that list one of these constraints.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if the cluster doesn't answer.
+    pub async fn await_dropped(
+        &self,
+        client: &Client,
+        membership: &Membership,
+        are_meant: impl Fn(&Constraint) -> bool,
+    ) -> Result<(), PrepareError> {
+        let awaiting = self.awaiting.iter().map(|(constraint, _)| constraint.clone());
+        let awaiting: Vec<_> = awaiting.filter(|constraint| are_meant(constraint)).collect();
+        if awaiting.is_empty() {
+            return Ok(());
+        }
+        let identities = self.identities(|one| awaiting.iter().any(|other| other.has_name_of(one)));
+        let lists_one = |entry: &RegisterEntry| identities.iter().any(|one| entry.constraints.contains(one));
+        self.await_writes_of_others(client, membership, &awaiting, lists_one)
+            .await
     }
 
     /// The catalog with the proxy collections of those constraints that `are_meant` as they are here. Their protected collections may have been
@@ -247,6 +277,9 @@ impl ReservingConstraints {
         ),
         (if_claimed, share): (IfClaimed, BackfillShare),
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
+        if let Some(membership) = membership {
+            self.await_dropped(client, membership, &are_meant).await?;
+        }
         let mut waiting = Vec::new();
         let mut pending = Vec::new();
         for (index, (protected, uuid)) in self.collections.iter().enumerate() {

@@ -36,6 +36,12 @@ impl ConstraintState {
 pub(super) const ENFORCED_IN: &str = "enforcedIn";
 /// There once the constraint was enforced, also if it isn't any more. Earlier versions don't write this field.
 pub(super) const WAS_ENFORCED: &str = "wasEnforced";
+/// Whether the constraint's proxy collection was ever created. Nothing is reserved there before this says so. Earlier versions don't write
+/// this field.
+pub(super) const HAS_PROXY: &str = "hasProxy";
+/// Which drop of the proxy collection a Keyward must still wait after, because its reservations weren't complete: writes under way may have
+/// reserved there. Earlier versions don't write this field.
+pub(super) const AWAITS: &str = "awaits";
 /// In the document of a constraint that a client made: its entry in the list of clients' constraints, or `true` once it has ended.
 pub(super) const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.

@@ -1,6 +1,7 @@
 //! The reservations of a constraint are dropped past a running Keyward: no duplicate gets in, and it makes them anew by itself.
 
 use bson::{Bson, Document, doc};
+use nix::sys::signal::Signal;
 use testbed::{Cluster, ReplicaSet};
 use testkit::relay::Relay;
 use testkit::wire::{Connection, is_ok};
@@ -230,4 +231,55 @@ fn a_server_that_takes_no_uuid_is_served() {
     let refused = keyward.insert(DATABASE, user(3, "a", "y"));
     version("6.0");
     assert_eq!((written, refused), (Ok(()), Err(11_000)));
+}
+
+/// The first one that starts makes the proxy collection anew, and waits. The second one finds it there, and must wait as well: it might be the
+/// first one, started again. Its documents have never all been reserved.
+#[test]
+fn while_documents_are_first_backfilled_and_two_keywards_start() {
+    const DATABASE: &str = "reservations_dropped_first";
+    let cluster = &*Cluster::alone().unwrap();
+    shard_users(cluster, DATABASE);
+    let document = |id: i32| user(id, if id % 2 == 0 { "a" } else { "z" }, &format!("{id}"));
+    for first in (0..24_000).step_by(8_000) {
+        let insert = doc! { "insert": "users", "documents": (first..first + 8_000).map(document).collect::<Vec<_>>(), "ordered": false };
+        assert!(is_ok(&cluster.run(DATABASE, insert).unwrap()));
+    }
+    let run = |command: Document| cluster.run(DATABASE, command).unwrap();
+    let settings = settings(&cluster.uri(), DATABASE, "compensating");
+    let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", cluster.uri());
+    let slow = Keyward::of_in(&without, &HASTE).leaving();
+    let reloads = slow.count_reloads();
+    slow.rewrite(&format!("{settings}backfill: {{ max_share: 0.01 }}\n"));
+    slow.send(Signal::SIGHUP);
+    slow.until("the first batches are reserved", || {
+        let reserved = run(doc! { "count": "keyward.users.email_1" });
+        reserved.get_i32("n").unwrap_or(0) >= 8_000
+    });
+    drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+    assert_eq!(slow.count_reloads(), reloads, "the backfill was over before");
+    let started = std::thread::scope(|scope| {
+        let start = || Keyward::of_in(&settings, &HASTE).leaving();
+        let first = scope.spawn(start);
+        slow.until("the proxy collection is made anew", || {
+            let listed = run(doc! { "listCollections": 1, "filter": { "name": "keyward.users.email_1" } });
+            let listed = listed.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+            !listed.is_empty()
+        });
+        let second = scope.spawn(start);
+        // They wait for its claim as well, until its reload is refused: its reservations are gone.
+        [first.join().unwrap(), second.join().unwrap()]
+    });
+    for keyward in &started {
+        let log = keyward.log();
+        assert!(log.contains("waiting for 9s 500ms"), "{log}");
+    }
+    let awaiting = doc! { "count": "keyward.constraints", "query": { "awaits": { "$exists": true } } };
+    assert_eq!(run(awaiting).get_i32("n").ok(), Some(0));
+    // It writes without the constraint.
+    slow.stop();
+    for keyward in &started {
+        keyward.until("ready", || keyward.get("/readyz").lines().last() == Some("ready"));
+        assert_eq!(keyward.insert(DATABASE, user(100_000, "z", "7")), Err(11_000));
+    }
 }

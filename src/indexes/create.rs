@@ -49,6 +49,10 @@ pub async fn create_indexes(
         return Ok(None);
     }
     let indexes = index_documents(message)?;
+    // The server refuses so many, and Keyward would read the definitions once for each.
+    if indexes.len() > INDEXES_MAX {
+        return Ok(None);
+    }
     let before = match asks_for_unique(message)? {
         true => existing_indexes(&namespace, message.body, upstream).await?,
         false => None,
@@ -204,6 +208,9 @@ async fn wanted(
     }
     Ok(wanted_of(context, namespace, before, specifications).await)
 }
+
+/// The most indexes of a collection.
+const INDEXES_MAX: usize = 64;
 
 /// A unique index that a command asks for.
 pub(super) struct AskedIndex {

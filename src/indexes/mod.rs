@@ -30,20 +30,23 @@ pub use specification::{is_index_of, is_same_key, server_can_keep, specification
 pub use unique_change::asks_to_convert;
 pub use waiting::{ClientAddress, WaitingClient, WaitingClients};
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::oid::ObjectId;
+use bson::Bson;
+use mongodb::Client;
 use tokio::time::Instant;
 
 use crate::authorization::{Actions, Rights};
 use crate::catalog::Catalog;
 use crate::classify::{Target, Write};
-use crate::client_constraints::{ClientConstraint, SharedList};
+use crate::client_constraints::{ClientConstraint, ClientConstraints, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
 use crate::fleet::Membership;
 use crate::namespace::Namespace;
+use crate::prepare::Existing;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::session::Service;
@@ -224,11 +227,58 @@ fn has_only(catalog: &Catalog, namespace: &Namespace, made: &[ClientConstraint])
     })
 }
 
-/// The constraints that clients made on the collections that `write` is about to drop. The entry of a later `createIndexes` has another
-/// number, so it stays.
+/// A constraint that a client made on a collection that is about to be dropped.
+pub struct ConstraintToEnd {
+    constraint: Arc<Constraint>,
+    /// The identity of that collection in the list, if the list could be read.
+    collection_uuid: Option<Option<Bson>>,
+}
+
+impl ConstraintToEnd {
+    /// Whether `list` still has it for the collection that was dropped, or for one of the `gone`: a later `createIndexes` may have kept it for a
+    /// new collection.
+    fn is_to_end(&self, list: &ClientConstraints, gone: &[ClientConstraint]) -> bool {
+        let Some(entry) = self.constraint.client_entry().and_then(|id| list.entry(id)) else {
+            return false;
+        };
+        let is_gone = |one: &ClientConstraint| one.id == entry.id && one.collection_uuid == entry.collection_uuid;
+        let is_of_dropped = |uuid: &Option<Bson>| entry.collection_uuid == *uuid;
+        self.collection_uuid.as_ref().is_none_or(is_of_dropped) || gone.iter().any(is_gone)
+    }
+}
+
+/// Those entries of these constraints whose collection isn't there any more. One that can't be read counts as there.
+async fn gone(
+    to_end: &[ConstraintToEnd],
+    list: &SharedList,
+    client: &Client,
+) -> Result<Vec<ClientConstraint>, StoreError> {
+    let is_meant = |entry: &ClientConstraint| {
+        let mut ids = to_end.iter().filter_map(|one| one.constraint.client_entry());
+        ids.any(|id| id == entry.id)
+    };
+    // Before the collections: a client that keeps an entry for a new collection changes the entry.
+    let mut entries = list.store.read().await?.constraints;
+    entries.retain(is_meant);
+    let mut present: HashMap<Namespace, Option<Option<Bson>>> = HashMap::new();
+    for entry in &entries {
+        let namespace = entry.constraint.namespace();
+        if !present.contains_key(namespace) {
+            let existing = Existing::read(client, namespace).await.ok();
+            present.insert(namespace.clone(), existing.map(|existing| existing.uuid));
+        }
+    }
+    entries.retain(|entry| {
+        let uuid = present.get(entry.constraint.namespace()).and_then(Option::as_ref);
+        uuid.is_some_and(|uuid| uuid.is_none() || *uuid != entry.collection_uuid)
+    });
+    Ok(entries)
+}
+
+/// The constraints that clients made on the collections that `write` is about to drop.
 ///
 /// The list says which: this Keyward may not have applied its newest version yet. If it can't be read, `catalog` says which.
-pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &Catalog) -> Vec<Arc<Constraint>> {
+pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &Catalog) -> Vec<ConstraintToEnd> {
     let (Some(list), Write::Drop(_) | Write::DropDatabase { .. }) = (&service.client_list, write) else {
         return Vec::new();
     };
@@ -244,7 +294,11 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
         Ok(list) => {
             let dropped = list.constraints.iter();
             let dropped = dropped.filter(|entry| is_dropped(entry.constraint.namespace()));
-            return dropped.map(|entry| entry.constraint.clone()).collect();
+            let dropped = dropped.map(|entry| ConstraintToEnd {
+                constraint: entry.constraint.clone(),
+                collection_uuid: Some(entry.collection_uuid.clone()),
+            });
+            return dropped.collect();
         }
         Err(error) => error,
     };
@@ -252,23 +306,44 @@ pub async fn constraints_to_end(write: &Write<'_>, service: &Service, catalog: &
     let dropped = catalog.all().filter(|protected| is_dropped(&protected.namespace));
     let constraints = dropped.flat_map(|protected| &protected.constraints);
     let constraints = constraints.map(|proxy| &proxy.constraint);
-    constraints
-        .filter(|one| one.client_entry().is_some())
-        .cloned()
-        .collect()
+    let constraints = constraints.filter(|one| one.client_entry().is_some());
+    let constraints = constraints.map(|one| ConstraintToEnd {
+        constraint: one.clone(),
+        collection_uuid: None,
+    });
+    constraints.collect()
 }
 
-/// Ends these constraints of clients, whose collections the server has dropped: the indexes are gone with them. Returns whether it did.
-pub async fn end_constraints_of_dropped(constraints: &[Arc<Constraint>], service: &Service) -> bool {
+/// Ends those of these constraints whose collections the server has dropped: the indexes are gone with them. Returns those that it ended.
+pub async fn end_constraints_of_dropped(to_end: &[ConstraintToEnd], service: &Service) -> Vec<Arc<Constraint>> {
     let Some(list) = &service.client_list else {
-        return false;
+        return Vec::new();
     };
-    let entries: Vec<ObjectId> = constraints.iter().filter_map(|one| one.client_entry()).collect();
-    let removed = list.remove(&entries).await;
-    if let Err(error) = &removed {
-        tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
+    let ended = async {
+        let gone = gone(to_end, list, service.upstream.client()).await?;
+        list.change(|list| end(to_end, list, &gone)).await
+    };
+    match ended.await {
+        Ok(ended) => ended.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
+            Vec::new()
+        }
     }
-    removed.is_ok()
+}
+
+/// Removes those from `list` that are to end; returns them, if there are any.
+fn end(
+    to_end: &[ConstraintToEnd],
+    list: &mut ClientConstraints,
+    gone: &[ClientConstraint],
+) -> Option<Vec<Arc<Constraint>>> {
+    let ended = to_end.iter().filter(|one| one.is_to_end(list, gone));
+    let ended: Vec<Arc<Constraint>> = ended.map(|one| one.constraint.clone()).collect();
+    for id in ended.iter().filter_map(|one| one.client_entry()) {
+        list.remove(id);
+    }
+    (!ended.is_empty()).then_some(ended)
 }
 
 /// Waits until no Keyward enforces these constraints any more, which have ended, if that is soon. This Keyward waits for all commands that

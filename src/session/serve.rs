@@ -460,13 +460,13 @@ impl MessageHandler<'_> {
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
                 let is_dropped = || Doc::new(reply).and_then(is_dropped).unwrap_or(false);
                 // Boxed, as above.
-                if !to_end.is_empty()
-                    && is_dropped()
-                    && Box::pin(indexes::end_constraints_of_dropped(&to_end, self.service)).await
-                {
-                    self.leave_epoch().await?;
-                    Box::pin(indexes::await_ended(&to_end, self.service)).await;
-                    self.enter_epoch();
+                if !to_end.is_empty() && is_dropped() {
+                    let ended = Box::pin(indexes::end_constraints_of_dropped(&to_end, self.service)).await;
+                    if !ended.is_empty() {
+                        self.leave_epoch().await?;
+                        Box::pin(indexes::await_ended(&ended, self.service)).await;
+                        self.enter_epoch();
+                    }
                 }
             }
             Served::Untouched => {

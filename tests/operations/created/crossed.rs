@@ -165,6 +165,30 @@ fn a_collection_dropped_before_its_constraint_is_listed_leaves_nothing() {
     );
 }
 
+/// The collection is created anew meanwhile, and the constraint kept for it: under the same number, because the index was restored, too.
+#[test]
+fn a_constraint_kept_for_a_new_collection_outlives_a_slow_drop_of_the_former_one() {
+    const DATABASE: &str = "created_amid_collections_drop";
+    shard_users(DATABASE);
+    let relay = Relay::start(CLUSTER.router_address());
+    let [quick, slow] = [start(), start_behind(&relay)];
+    must(&reply(&quick, DATABASE, &create([unique_email()])));
+    std::thread::scope(|scope| {
+        let held = hold_change(&relay);
+        let dropped = scope.spawn(|| reply(&slow, DATABASE, &doc! { "drop": "users" }));
+        held.wait();
+        let namespace = format!("{DATABASE}.users");
+        shard_on_two(&CLUSTER, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+        let plain = create([doc! { "key": { "email": 1 }, "name": "email_1" }]);
+        must(&CLUSTER.run(DATABASE, plain).unwrap());
+        must(&reply(&quick, DATABASE, &create([unique_email()])));
+        drop(held);
+        must(&dropped.join().unwrap());
+    });
+    assert_eq!(unique_indexes(&slow, DATABASE), ["email_1"]);
+    assert_eq!(insert_pair(&slow, DATABASE, 1, "x"), [Ok(()), Err(11_000)]);
+}
+
 #[test]
 fn a_failed_command_leaves_the_index_of_a_later_one() {
     const DATABASE: &str = "created_after_failed";

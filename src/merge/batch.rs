@@ -44,72 +44,98 @@ impl MergeKeyFault {
     }
 }
 
-/// The statements or documents of one batch of results, in parts of a limited size.
-#[derive(Debug, Default)]
-pub struct MergeParts(Vec<Vec<Vec<u8>>>);
+/// The statements or documents of one batch of results, in parts of a limited size. Each part is made only when it is asked for: the stage's
+/// pipeline, which may have many megabytes, is in each statement.
+pub struct MergeParts<'b, I> {
+    results: &'b [Doc<'b>],
+    stage: &'b MergeStage<'b>,
+    on: &'b [String],
+    new_id: I,
+    has_variables: bool,
+}
 
-impl MergeParts {
-    /// Makes the parts from `results`. `on` are the fields to match by. `new_id` makes the `_id` of a document that lacks it.
+impl<'b, I: FnMut() -> ObjectId> MergeParts<'b, I> {
+    /// The parts of `results`. `on` are the fields to match by. `new_id` makes the `_id` of a document that lacks it.
     ///
     /// # Errors
     /// [`MergeKeyFault`]: the server, too, then writes no document of the batch.
     pub fn of(
-        results: &[Doc<'_>],
-        stage: &MergeStage<'_>,
-        on: &[String],
-        mut new_id: impl FnMut() -> ObjectId,
-    ) -> Result<MergeParts, MergeKeyFault> {
-        let has_variables = !stage.computed_variables()?.is_empty();
-        let needs_id = on.iter().any(|path| path == "_id");
-        let mut parts = MergeParts::default();
-        let mut bytes = 0;
+        results: &'b [Doc<'b>],
+        stage: &'b MergeStage<'b>,
+        on: &'b [String],
+        new_id: I,
+    ) -> Result<MergeParts<'b, I>, MergeKeyFault> {
+        let mut parts = MergeParts {
+            results,
+            stage,
+            on,
+            new_id,
+            has_variables: !stage.computed_variables()?.is_empty(),
+        };
         for result in results {
-            let (document, variables) = match has_variables {
-                true => (
-                    result.nested(DOCUMENT)?.unwrap_or(Doc::empty()),
-                    result.nested(VARIABLES)?,
-                ),
-                false => (*result, None),
-            };
-            let with_id = match needs_id && document.get("_id")?.is_none() {
-                true => {
-                    let mut with_id = Builder::from_document(document.bytes());
-                    with_id.append(ElementType::ObjectId, b"_id", &new_id().bytes());
-                    Some(with_id.finish())
-                }
-                false => None,
-            };
-            let document = match &with_id {
-                Some(with_id) => Doc::new(with_id)?,
-                None => document,
-            };
-            let query = query(document, on)?;
-            let written = match stage.when_matched {
-                WhenMatched::Fail => document.bytes().to_vec(),
-                _ => statement(&query, document, variables, stage)?,
-            };
-            let is_full = |part: &Vec<Vec<u8>>| part.len() == STATEMENTS_MAX || bytes + written.len() > BYTES_MAX;
-            match parts.0.last_mut().filter(|part| !is_full(part)) {
-                Some(part) => {
-                    bytes += written.len();
-                    part.push(written);
-                }
-                None => {
-                    bytes = written.len();
-                    parts.0.push(vec![written]);
-                }
-            }
+            let (document, _) = parts.document(*result)?;
+            let with_id = parts.with_id(document)?;
+            query(with_id.as_deref().map_or(Ok(document), Doc::new)?, on)?;
         }
         Ok(parts)
     }
+
+    /// The document of a result, and the values of the variables.
+    fn document(&self, result: Doc<'b>) -> Result<(Doc<'b>, Option<Doc<'b>>), Malformed> {
+        Ok(match self.has_variables {
+            true => (
+                result.nested(DOCUMENT)?.unwrap_or(Doc::empty()),
+                result.nested(VARIABLES)?,
+            ),
+            false => (result, None),
+        })
+    }
+
+    /// The document with an `_id`, if it is matched by that and lacks it.
+    fn with_id(&mut self, document: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+        let is_needed = self.on.iter().any(|path| path == "_id");
+        Ok(match is_needed && document.get("_id")?.is_none() {
+            true => {
+                let mut with_id = Builder::from_document(document.bytes());
+                with_id.append(ElementType::ObjectId, b"_id", &(self.new_id)().bytes());
+                Some(with_id.finish())
+            }
+            false => None,
+        })
+    }
+
+    /// The statement for a result, or the document to insert.
+    fn written(&mut self, result: Doc<'b>) -> Result<Vec<u8>, MergeKeyFault> {
+        let (document, variables) = self.document(result)?;
+        let with_id = self.with_id(document)?;
+        let document = with_id.as_deref().map_or(Ok(document), Doc::new)?;
+        Ok(match self.stage.when_matched {
+            WhenMatched::Fail => document.bytes().to_vec(),
+            _ => statement(&query(document, self.on)?, document, variables, self.stage)?,
+        })
+    }
 }
 
-impl IntoIterator for MergeParts {
-    type Item = Vec<Vec<u8>>;
-    type IntoIter = std::vec::IntoIter<Vec<Vec<u8>>>;
+impl<I: FnMut() -> ObjectId> Iterator for MergeParts<'_, I> {
+    type Item = Result<Vec<Vec<u8>>, MergeKeyFault>;
 
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+    fn next(&mut self) -> Option<Self::Item> {
+        let (mut part, mut bytes) = (Vec::new(), 0);
+        while let Some((result, rest)) = self.results.split_first()
+            && part.len() < STATEMENTS_MAX
+        {
+            let written = match self.written(*result) {
+                Ok(written) => written,
+                Err(fault) => return Some(Err(fault)),
+            };
+            bytes += written.len();
+            if bytes > BYTES_MAX && !part.is_empty() {
+                break;
+            }
+            part.push(written);
+            self.results = rest;
+        }
+        (!part.is_empty()).then_some(Ok(part))
     }
 }
 
@@ -207,7 +233,7 @@ mod tests {
             let documents = part.iter().map(|one| Document::from_reader(one.as_slice()).unwrap());
             documents.collect()
         };
-        Ok(parts.into_iter().map(decoded).collect())
+        parts.map(|part| part.map(decoded)).collect()
     }
 
     fn one(stage: Bson, on: &[&str], result: Document) -> Document {

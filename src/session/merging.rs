@@ -18,7 +18,7 @@ use super::registration::Registration;
 use super::request_context::RequestContext;
 use super::serve::MessageHandler;
 use crate::classify::{CommandRefusal, TargetKind, Verdict};
-use crate::merge::{MergeCommand, MergeKey, MergeOutcome, MergeParts, MergeStage};
+use crate::merge::{MergeCommand, MergeKey, MergeKeyFault, MergeOutcome, MergeParts, MergeStage};
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::{code, cursor, reply};
@@ -196,10 +196,7 @@ impl Merging<'_, '_, '_> {
     async fn write(&mut self, results: &[Doc<'_>]) -> Result<Option<Vec<u8>>, End> {
         let parts = match MergeParts::of(results, self.stage, self.on, ObjectId::new) {
             Ok(parts) => parts,
-            Err(fault) => {
-                self.outcome.fail(&fault.error());
-                return Ok(self.outcome.error());
-            }
+            Err(fault) => return Ok(self.fail(&fault)),
         };
         let list = self.stage.form().list().expect("the command has a batch");
         for part in parts {
@@ -212,6 +209,10 @@ impl Merging<'_, '_, '_> {
             if left.is_some_and(|left| left < SHORTEST) {
                 return Ok(Some(WriteRefusal::TimeLimit.body(self.outcome.times())));
             }
+            let part = match part {
+                Ok(part) => part,
+                Err(fault) => return Ok(self.fail(&fault)),
+            };
             let body = match self.command.write_body(self.stage, left) {
                 Ok(body) => body,
                 Err(refusal) => return Ok(Some(refusal.body(self.outcome.times()))),
@@ -226,6 +227,12 @@ impl Merging<'_, '_, '_> {
         }
         self.outcome.end_batch(self.stage);
         Ok(self.outcome.error())
+    }
+
+    /// Ends the merge with this error. Returns the client's reply.
+    fn fail(&mut self, fault: &MergeKeyFault) -> Option<Vec<u8>> {
+        self.outcome.fail(&fault.error());
+        self.outcome.error()
     }
 }
 

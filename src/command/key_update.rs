@@ -134,7 +134,8 @@ impl<'a> KeyUpdate<'a> {
             KeyUpdate::Removal => Ok(UpdatedDocument::Removed),
             KeyUpdate::Replacement(replacement) => {
                 let mut replaced = Builder::new();
-                if let Some(id) = document.get("_id")? {
+                // The server stores the replacement's, which may have another type. If it doesn't equal the document's, it refuses the statement.
+                if let Some(id) = replacement.get("_id")?.or(document.get("_id")?) {
                     replaced.element(&id);
                 }
                 replaced.elements_where(*replacement, |element| element.name != b"_id")?;
@@ -409,6 +410,26 @@ mod tests {
         assert_eq!(assign(doc! { "c": { "d": 0 } }, "c.d", None), doc! { "c": {} });
         assert_eq!(assign(doc! { "c": 1 }, "c.d", None), doc! { "c": 1 });
         assert_eq!(assign(doc! {}, "c.d", None), doc! {});
+    }
+
+    #[test]
+    fn a_replaced_document_has_the_id_of_its_replacement() {
+        let replaced = |document: Document, replacement: Document| {
+            let (document, replacement) = (document.to_vec().unwrap(), replacement.to_vec().unwrap());
+            let update = KeyUpdate::Replacement(Doc::new(&replacement).unwrap());
+            match update.applied_to(Doc::new(&document).unwrap()).unwrap() {
+                UpdatedDocument::Kept(document) => Document::from_reader(document.as_slice()).unwrap(),
+                UpdatedDocument::Removed | UpdatedDocument::Refused => panic!("it is kept"),
+            }
+        };
+        assert_eq!(
+            replaced(doc! { "_id": 1, "a": 1 }, doc! { "b": 2, "_id": 1.0 }),
+            doc! { "_id": 1.0, "b": 2 }
+        );
+        assert_eq!(
+            replaced(doc! { "a": 1, "_id": 1 }, doc! { "b": 2 }),
+            doc! { "_id": 1, "b": 2 }
+        );
     }
 
     #[test]

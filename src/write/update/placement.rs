@@ -38,6 +38,10 @@ impl Statement<'_> {
 
     /// The shard key, without `_id`, of the document that the statement inserts. `None` if its query and update don't determine it.
     pub fn inserts_at(self, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
+        // It inserts a document that nothing here reads.
+        if self.raw.get("upsertSupplied")?.is_some() {
+            return Ok(None);
+        }
         let query = self.query()?.unwrap_or(Doc::empty());
         let (Some(route), Some(update)) = (route_of(query, &protected.shard_key)?, self.update()?) else {
             return Ok(None);
@@ -84,15 +88,18 @@ pub fn conditions_on_shard_key(query: Doc<'_>, shard_key: &[String]) -> Result<B
     Ok(conditions)
 }
 
-/// Whether `$setOnInsert` sets one of `paths`.
+/// Whether `$setOnInsert` sets one of `paths`. The server applies an operator that is there twice both times.
 fn sets_on_insert(update: &Element<'_>, paths: &Vec<&str>) -> Result<bool, Malformed> {
     let Some(operators) = update.as_document_or_array()? else {
         return Ok(true);
     };
-    match operators.nested("$setOnInsert")? {
-        Some(fields) => fields.any(|field| Ok(paths.overlap(field.name))),
-        None => Ok(false),
-    }
+    operators.any(|operator| match operator.name {
+        b"$setOnInsert" => match operator.as_document()? {
+            Some(fields) => fields.any(|field| Ok(paths.overlap(field.name))),
+            None => Ok(true),
+        },
+        _ => Ok(false),
+    })
 }
 
 /// The shard key in the equalities of a query. The server inserts these values.
@@ -121,4 +128,30 @@ fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malf
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+    use bson::spec::ElementType;
+
+    use super::*;
+
+    #[test]
+    fn each_of_several_set_on_inserts_counts() {
+        let sets = |operators: &[(&str, bson::Document)]| {
+            let mut update = Builder::new();
+            update.open(ElementType::EmbeddedDocument, b"u");
+            for (name, fields) in operators {
+                update.document(name, Doc::new(&fields.to_vec().unwrap()).unwrap());
+            }
+            update.close();
+            let statement = update.finish();
+            let update = Doc::new(&statement).unwrap().get("u").unwrap().unwrap();
+            sets_on_insert(&update, &vec!["region"]).unwrap()
+        };
+        let [email, region] = [doc! { "email": "x" }, doc! { "region": "z" }];
+        assert!(!sets(&[("$setOnInsert", email.clone()), ("$set", region.clone())]));
+        assert!(sets(&[("$setOnInsert", email), ("$setOnInsert", region)]));
+    }
 }

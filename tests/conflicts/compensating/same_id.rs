@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use testkit::wire::Connection;
 use testkit::{given, run, shard_on_two};
 
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users};
+use crate::compensating::{EMAIL, PHONE, assert_agreement, insert, keyward, reservations, users, write_errors};
 
 /// So many statements, one after the other.
 const STATEMENTS: i32 = 150;
@@ -239,4 +239,53 @@ async fn a_document_whose_id_gets_another_type_gives_its_keys_up() {
             .collect();
         assert_eq!(emails, [email], "{reply}");
     }
+}
+
+/// The new document isn't in the query's place: Keyward read the other one there, which has no key, for the one that was inserted.
+#[tokio::test]
+async fn an_upsert_that_supplies_its_document_reserves_that_documents_keys() {
+    let database = "same_id_supplied";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[PHONE]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert(vec![doc! { "_id": 1, "region": "a" }], true)).await;
+    let supplied = doc! { "_id": 1, "region": "z", "phone": "p" };
+    let upsert = doc! {
+        "q": { "_id": 1, "region": "a", "x": 2 }, "u": [{ "$set": { "n": 1 } }], "c": { "new": supplied },
+        "upsert": true, "upsertSupplied": true,
+    };
+    let reply = run(&client, database, doc! { "update": "users", "updates": [upsert] }).await;
+    assert!(reply.contains_key("upserted"), "{reply}");
+    assert_agreement(cluster, database, "phone").await;
+    let second = doc! { "_id": 2, "region": "b", "phone": "p" };
+    let refused = run(&client, database, insert(vec![second], true)).await;
+    assert_eq!(write_errors(&refused), [(0, 11_000)], "{refused}");
+}
+
+/// The server stores the replacement's `_id`, by whose type the constraint's filter chooses.
+#[tokio::test]
+async fn a_replacement_whose_id_has_another_type_comes_under_a_filter_for_that_type() {
+    let database = "same_id_filtered";
+    let cluster = users(database);
+    let filtered =
+        "  - { collection: DB.users, key: { email: 1 }, partialFilterExpression: { _id: { $type: double } } }\n";
+    let keyward = keyward(cluster, database, "60s", &[filtered]);
+    let client = keyward.client_without_retries().await;
+    let ids = [Bson::Int32(1), Bson::Double(2.0)];
+    let both = ids.map(|id| doc! { "_id": id, "region": "a", "email": "x" });
+    let reply = run(&client, database, insert(both.to_vec(), true)).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
+    let replaced = |id: Bson, email: &str| {
+        let u = doc! { "_id": id, "region": "a", "email": email };
+        doc! { "update": "users", "updates": [{ "q": { "_id": 1, "region": "a" }, "u": u }] }
+    };
+    let refused = run(&client, database, replaced(1.0.into(), "x")).await;
+    assert_eq!(write_errors(&refused), [(0, 11_000)], "{refused}");
+    let reply = run(&client, database, replaced(1.0.into(), "y")).await;
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    let keys = || async { reservations(cluster, database, "email").await.len() };
+    assert_eq!(keys().await, 2);
+    let reply = run(&client, database, replaced(1.into(), "y")).await;
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    assert_eq!(keys().await, 1, "its document isn't under the filter any more");
 }

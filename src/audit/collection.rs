@@ -1,8 +1,7 @@
 //! Audits one collection, whenever it is this Keyward's turn.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bson::RawDocumentBuf;
@@ -22,6 +21,11 @@ use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_
 
 /// How long to leave it until the turn, or an audit that was broken off, is tried again.
 const PAUSE: Duration = Duration::from_secs(10);
+/// How often in sequence keys may not be reserved before the audit goes on without them: something else may keep them for good, and all later
+/// documents would stay without a reservation.
+const TRIES: u32 = 12;
+/// How long to leave it then until all documents are compared again.
+const LEFT: Duration = Duration::from_secs(3_600);
 /// How long to leave it between two renewals of the turn.
 const RENEWAL: Duration = Duration::from_secs(5);
 /// How many documents or reservations to compare in a second if the history is gone.
@@ -29,6 +33,7 @@ const RATE: u32 = 5_000;
 
 /// Audits the collection, over and over.
 pub(super) async fn audit_again_and_again(auditor: Arc<Auditor>, namespace: Namespace) {
+    let mut unrepaired = 0;
     loop {
         match AuditTurn::take(&auditor.client, &namespace, &auditor.id).await {
             Ok(Some(turn)) => {
@@ -36,10 +41,12 @@ pub(super) async fn audit_again_and_again(auditor: Arc<Auditor>, namespace: Name
                     auditor: &auditor,
                     namespace: &namespace,
                     turn,
+                    unrepaired: &mut unrepaired,
                 };
                 match audit.run().await {
                     Ok(()) => auditor.progress().forget(&namespace),
                     Err(error) => {
+                        unrepaired += u32::from(matches!(error, StoreError::Unrepaired));
                         auditor.progress().note_broken_off(&namespace, Instant::now());
                         tracing::warn!(%error, %namespace, "an audit was broken off; it is tried again");
                     }
@@ -60,6 +67,23 @@ struct CollectionAudit<'a> {
     auditor: &'a Auditor,
     namespace: &'a Namespace,
     turn: AuditTurn<'a>,
+    /// How often in sequence it was broken off because the key of a document couldn't be reserved.
+    unrepaired: &'a mut u32,
+}
+
+/// How far the comparison beside the changes has come, and when a key was first left without a reservation, if one was.
+#[derive(Default)]
+struct Compared {
+    is_done: bool,
+    left_since: Option<Instant>,
+}
+
+impl Compared {
+    fn note_left(&mut self, is_any_left: bool) {
+        if is_any_left {
+            self.left_since.get_or_insert_with(Instant::now);
+        }
+    }
 }
 
 impl CollectionAudit<'_> {
@@ -74,6 +98,10 @@ impl CollectionAudit<'_> {
                     self.turn.record = None;
                 }
                 Ok(Followed::Invalidated | Followed::Added) => {}
+                Ok(Followed::Left) => {
+                    tracing::info!(namespace = %self.namespace, "keys were left without a reservation: comparing all documents");
+                    self.turn.record = None;
+                }
                 Ok(Followed::Unreported) => {
                     tracing::info!(namespace = %self.namespace, "a constraint is enforced by now: comparing all documents");
                     self.turn.record = None;
@@ -97,19 +125,29 @@ impl CollectionAudit<'_> {
         if !lacking.is_empty() && self.turn.record.is_some() {
             tracing::info!(namespace = %self.namespace, "constraints were added: comparing all documents for them");
         }
-        let is_compared = AtomicBool::new(lacking.is_empty());
-        let auditor = self.auditor;
+        let compared = Mutex::new(Compared {
+            is_done: lacking.is_empty(),
+            left_since: None,
+        });
+        let (auditor, may_leave) = (self.auditor, self.may_leave());
         let comparing = async {
             if !lacking.is_empty() {
-                compare(auditor, &protected, Compared::All(&lacking)).await?;
-                is_compared.store(true, Ordering::Release);
+                let is_any_left = compare(auditor, &protected, Documents::All(&lacking), may_leave).await?;
+                let mut compared = compared.lock().unwrap_or_else(PoisonError::into_inner);
+                compared.note_left(is_any_left);
+                compared.is_done = true;
             }
             std::future::pending::<Result<Followed, StoreError>>().await
         };
         tokio::select! {
-            ended = self.audit(changes, names, &is_compared) => ended,
+            ended = self.audit(changes, names, &compared) => ended,
             failed = comparing => failed,
         }
+    }
+
+    /// Whether the audit goes on if the key of a document can't be reserved.
+    fn may_leave(&self) -> bool {
+        *self.unrepaired >= TRIES
     }
 
     /// The constraints that the record names.
@@ -123,7 +161,7 @@ impl CollectionAudit<'_> {
         &mut self,
         mut changes: ChangeReader,
         mut names: BTreeSet<String>,
-        is_compared: &AtomicBool,
+        compared: &Mutex<Compared>,
     ) -> Result<Followed, StoreError> {
         let mut renewed = Instant::now();
         loop {
@@ -137,19 +175,39 @@ impl CollectionAudit<'_> {
             }
             // One that is gone may come back: then these changes weren't audited for it.
             names = present;
-            if !batch.documents.is_empty() {
-                compare(self.auditor, &protected, Compared::These(&batch.documents)).await?;
+            let is_any_left = match batch.documents.is_empty() {
+                true => false,
+                false => {
+                    compare(
+                        self.auditor,
+                        &protected,
+                        Documents::These(&batch.documents),
+                        self.may_leave(),
+                    )
+                    .await?
+                }
+            };
+            let (is_compared, left_since) = {
+                let mut compared = compared.lock().unwrap_or_else(PoisonError::into_inner);
+                compared.note_left(is_any_left);
+                (compared.is_done, compared.left_since)
+            };
+            if is_compared && left_since.is_some_and(|since| since.elapsed() >= hastened(LEFT, haste::REGISTER)) {
+                return Ok(Followed::Left);
             }
-            let is_compared = is_compared.load(Ordering::Acquire);
             if is_compared && self.auditor.has_more_to_report(&protected) {
                 return Ok(Followed::Unreported);
+            }
+            // After a failure, these are the documents that it came from.
+            if is_compared && left_since.is_none() && !batch.documents.is_empty() {
+                *self.unrepaired = 0;
             }
             if batch.is_last {
                 let mut progress = self.auditor.progress();
                 progress.note_caught_up(self.namespace, is_compared, Instant::now());
             }
-            // This process alone knows that something is unreported. If another one goes on, it must compare all documents.
-            let is_all_reported = !self.auditor.has_unreported(&protected);
+            // This process alone knows that something is unreported, or left. If another one goes on, it must compare all documents.
+            let is_all_reported = !self.auditor.has_unreported(&protected) && left_since.is_none();
             let constraints = match is_compared {
                 true => names.clone(),
                 false => self.recorded().intersection(&names).cloned().collect(),
@@ -175,6 +233,8 @@ enum Followed {
     Added,
     /// Violations of a constraint weren't reported, because it wasn't enforced. It is by now.
     Unreported,
+    /// Keys were left without a reservation a while ago.
+    Left,
     /// The collection is gone; there may be a new one.
     Invalidated,
     /// The turn is another Keyward's, or nothing is protected there any more.
@@ -193,18 +253,18 @@ fn named(protected: &Protected) -> BTreeSet<String> {
 
 /// The documents that are compared with their reservations.
 #[derive(Clone, Copy)]
-enum Compared<'a> {
+enum Documents<'a> {
     /// These, for each constraint.
     These(&'a [RawDocumentBuf]),
     /// All documents, with all reservations, for the constraints that a record names so.
     All(&'a BTreeSet<String>),
 }
 
-impl Compared<'_> {
+impl Documents<'_> {
     fn is_for(self, constraint: &Constraint) -> bool {
         match self {
-            Compared::These(_) => true,
-            Compared::All(names) => names.contains(&audited_as(constraint)),
+            Documents::These(_) => true,
+            Documents::All(names) => names.contains(&audited_as(constraint)),
         }
     }
 }
@@ -212,8 +272,13 @@ impl Compared<'_> {
 /// Compares documents with their reservations.
 ///
 /// Findings are noted in the constraint's document: those about given documents before they are repaired. So a command that finds a document
-/// reserved finds the note, too.
-async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_>) -> Result<(), StoreError> {
+/// reserved finds the note, too. Returns whether a key was left without a reservation, if that `may_leave` any.
+async fn compare(
+    auditor: &Auditor,
+    protected: &Protected,
+    compared: Documents<'_>,
+    may_leave: bool,
+) -> Result<bool, StoreError> {
     let client = &auditor.client;
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
@@ -221,10 +286,11 @@ async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_
         if !compared.is_for(constraint) {
             continue;
         }
-        let mut report = AuditReport::of(protected, position, (auditor.is_enforced)(constraint));
+        let is_enforced = (auditor.is_enforced)(constraint);
+        let mut report = AuditReport::of(protected, position, (is_enforced, may_leave));
         let mut note = |finding: &Finding| report.note(finding);
         match compared {
-            Compared::These(documents) => {
+            Documents::These(documents) => {
                 let mut findings = 0;
                 let mut count = |_: &Finding| findings += 1;
                 verify_documents(protected, position, settings(false), documents, &mut count).await?;
@@ -233,7 +299,7 @@ async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_
                     verify_documents(protected, position, settings(true), documents, &mut note).await?;
                 }
             }
-            Compared::All(_) => {
+            Documents::All(_) => {
                 let mut tally = Tally::default();
                 verify(protected, position, settings(true), &mut tally, &mut note).await?;
                 let findings = tally.about_documents();
@@ -243,7 +309,7 @@ async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_
             }
         }
         match report.is_enforced {
-            true if matches!(compared, Compared::All(_)) => auditor.note_unreported(constraint, false),
+            true if matches!(compared, Documents::All(_)) => auditor.note_unreported(constraint, false),
             false if report.violations > 0 => {
                 auditor.note_unreported(constraint, true);
                 let namespace = &protected.namespace;
@@ -256,7 +322,7 @@ async fn compare(auditor: &Auditor, protected: &Protected, compared: Compared<'_
         }
         reports.push(report);
     }
-    ended(reports)
+    ended(reports, may_leave)
 }
 
 fn settings(repair: bool) -> VerifySettings {
@@ -268,19 +334,22 @@ struct AuditReport<'a> {
     metrics: &'a ConstraintMetrics,
     /// Whether the constraint was enforced before the documents were compared. If not, nothing is reported.
     is_enforced: bool,
+    /// Whether the audit goes on if a key couldn't be reserved.
+    may_leave: bool,
     violations: u64,
-    /// A key couldn't be reserved.
-    is_any_left: bool,
+    /// How many keys couldn't be reserved.
+    left: u64,
 }
 
 impl AuditReport<'_> {
     /// One of the constraint at this position, without a finding.
-    fn of(protected: &Protected, position: usize, is_enforced: bool) -> AuditReport<'_> {
+    fn of(protected: &Protected, position: usize, (is_enforced, may_leave): (bool, bool)) -> AuditReport<'_> {
         AuditReport {
             is_enforced,
+            may_leave,
             metrics: &protected.constraints[position].metrics,
             violations: 0,
-            is_any_left: false,
+            left: 0,
         }
     }
 
@@ -307,24 +376,32 @@ impl AuditReport<'_> {
             }
             (kind, false) => {
                 // With a reason, the repair failed. A key of duplicates must be reserved as well: or a third document could take it.
-                self.is_any_left |= kind != FindingKind::Unreadable && finding.reason.is_some();
-                if self.is_enforced {
-                    tracing::warn!(%finding, "written past Keyward; not repaired");
+                let is_left = kind != FindingKind::Unreadable && finding.reason.is_some();
+                self.left += u64::from(is_left);
+                match is_left && self.may_leave {
+                    _ if !self.is_enforced => {}
+                    true => tracing::error!(
+                        %finding,
+                        "written past Keyward; another document can have the same key, which can't be reserved; the audit goes on"
+                    ),
+                    false => tracing::warn!(%finding, "written past Keyward; not repaired"),
                 }
             }
         }
     }
 }
 
-/// Counts the violations, unless the audit has to come back to these documents: it mustn't record then that it is past them.
-fn ended(reports: Vec<AuditReport<'_>>) -> Result<(), StoreError> {
-    if reports.iter().any(|report| report.is_any_left) {
+/// Counts the violations, unless the audit has to come back to these documents: it mustn't record then that it is past them. Returns whether a
+/// key was left without a reservation: it counts, too.
+fn ended(reports: Vec<AuditReport<'_>>, may_leave: bool) -> Result<bool, StoreError> {
+    let is_any_left = reports.iter().any(|report| report.left > 0);
+    if is_any_left && !may_leave {
         return Err(StoreError::Unrepaired);
     }
     for report in reports.iter().filter(|report| report.is_enforced) {
-        report.metrics.audit_violations.inc_by(report.violations);
+        report.metrics.audit_violations.inc_by(report.violations + report.left);
     }
-    Ok(())
+    Ok(is_any_left)
 }
 
 /// Whether the servers no longer have the changes since a token, or don't know the token.

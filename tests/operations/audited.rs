@@ -236,6 +236,45 @@ fn what_could_not_be_reserved_is_tried_again() {
     }
 }
 
+/// Else a key that can't be reserved would keep all later documents without theirs.
+#[test]
+fn an_audit_goes_on_without_a_key_that_is_refused_again_and_again() {
+    const DATABASE: &str = "audited_without";
+    let cluster = Cluster::alone().unwrap();
+    shard_on_two(
+        &cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let keyward = start(&cluster.uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+    let recorded = doc! { "count": "keyward.audits", "query": { "record": { "$exists": true } } };
+    let records = || cluster.run(DATABASE, recorded.clone()).unwrap().get_i32("n").unwrap();
+    keyward.until("a record", || records() == 1);
+    let refused = doc! {
+        "failCommands": ["insert"], "namespace": format!("{DATABASE}.keyward.users.email_1"), "errorCode": 20,
+        "failInternalCommands": true,
+    };
+    let shards = cluster.shards().iter();
+    let refusing = shards.map(|shard| shard.fail_point("failCommand", "alwaysOn", refused.clone()).unwrap());
+    let refusing: Vec<_> = refusing.collect();
+    cluster.run(DATABASE, insert(user(1, "a", "one"))).unwrap();
+    keyward.until("the key that is left", || {
+        metric(&keyward, DATABASE, "audit_violations_total") > 0
+    });
+    keyward.until("the end of the changes", || {
+        keyward.metric("keyward_audit_behind_seconds") == 0
+    });
+    assert!(keyward.log().contains("the audit goes on"), "{}", keyward.log());
+    drop(refusing);
+    cluster.run(DATABASE, insert(user(2, "a", "two"))).unwrap();
+    keyward.until("the later document", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") > 0
+    });
+    keyward.until("no record", || records() == 0);
+}
+
 #[test]
 fn another_keyward_goes_on_where_a_killed_one_stopped() {
     const DATABASE: &str = "audited_by_two";

@@ -90,6 +90,12 @@ impl Key {
         &self.canonical
     }
 
+    /// The bytes of its values.
+    pub fn size(&self) -> usize {
+        let stored = [&self.values, &self.stored].into_iter().flatten();
+        self.canonical.len() + stored.map(Vec::len).sum::<usize>()
+    }
+
     /// The values, as a document with the constraint's paths as names.
     ///
     /// `None` if the key was read from a reservation and is held as a digest or under a collation.

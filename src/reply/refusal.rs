@@ -78,6 +78,18 @@ pub enum WriteRefusal {
         /// The limit.
         documents_max: usize,
     },
+    /// The keys of the documents of an insert in a client's transaction are too large.
+    #[error(
+        "the documents of this insert have more than {} MiB of keys under the unique constraints of {namespace}, because a key of several \
+         fields repeats their values for each element of an array; insert fewer documents with one command of a transaction",
+        bytes_max >> 20
+    )]
+    TooManyKeys {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The limit.
+        bytes_max: usize,
+    },
     /// One retryable statement is too large together with the values that it is to replace; it has no effect.
     #[error(
         "Keyward can't keep the unique constraints of {namespace} with this retryable statement: together with the value that \
@@ -202,7 +214,7 @@ impl WriteRefusal {
             | WriteRefusal::Unregistered { .. }
             | WriteRefusal::UnknownConstraints(_)
             | WriteRefusal::UnendedTransaction(_) => code::HOST_UNREACHABLE,
-            WriteRefusal::TooMany { .. } => code::EXCEEDED_MEMORY_LIMIT,
+            WriteRefusal::TooMany { .. } | WriteRefusal::TooManyKeys { .. } => code::EXCEEDED_MEMORY_LIMIT,
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
             WriteRefusal::NoSuchTransaction { .. } => code::NO_SUCH_TRANSACTION,

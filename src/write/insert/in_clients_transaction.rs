@@ -3,6 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::time::Instant;
+
+use super::TURN;
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, unregistered_token, with_id};
 use crate::command::running::append_fields;
@@ -20,6 +23,9 @@ use crate::write::update::existing_reservations::{ExistingReservation, existing_
 use crate::write::update::reservation_conflict::resolve;
 use crate::write::update::reservation_diff::ReservationDiff;
 use crate::write::update::result::ReservationConflict;
+
+/// The most bytes of keys that the documents of one command may have: twice as many as one document may.
+const KEY_BYTES_MAX: usize = 512 << 20;
 
 /// Carries out the insert; returns the reply's body. A transaction's batch stops at its first error, whether ordered or
 /// unordered.
@@ -50,10 +56,25 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     let token = unregistered_token();
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut new_documents = Vec::with_capacity(command.documents.len());
+    let (mut key_bytes, mut turn) = (0, Instant::now());
     for document in &command.documents {
+        if turn.elapsed() > TURN {
+            tokio::task::yield_now().await;
+            turn = Instant::now();
+        }
         let document = with_id(document.bytes(), token)?;
-        let doc = Doc::new(&document)?;
-        new_documents.push(new_document(protected, doc)?);
+        let new = new_document(protected, Doc::new(&document)?)?;
+        key_bytes += new.key_bytes();
+        if key_bytes > KEY_BYTES_MAX {
+            let refusal = WriteRefusal::TooManyKeys {
+                namespace: protected.namespace.clone(),
+                bytes_max: KEY_BYTES_MAX,
+            };
+            // As a server does after any error.
+            transaction.abort(op.upstream).await?;
+            return Ok(refusal.body(&protected.times()));
+        }
+        new_documents.push(new);
         documents.push(document);
     }
     let keys: Vec<&ConstrainedKey> = new_documents.iter().flat_map(|new| &new.keys).collect();

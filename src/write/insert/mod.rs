@@ -38,6 +38,11 @@ const SLICE: Fitting = Fitting {
     items: 2_000,
     bytes: 16 << 20,
 };
+/// A slice ends with the document by which its keys take more bytes than this: a key of several fields repeats their values for each element of
+/// an array.
+const SLICE_KEY_BYTES: usize = 64 << 20;
+/// How long keys are computed at most before other tasks of the process get their turn.
+const TURN: Duration = Duration::from_millis(10);
 /// If the keys of a document get too old to write with more often than this, Keyward refuses the document. As long as no document has its
 /// result, it refuses the command as a whole.
 const RESTARTS_MAX: u32 = 3;
@@ -69,19 +74,25 @@ pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     };
     let mut next = 0;
     while next < command.documents.len() && insert.stopped.is_none() {
+        let first = next;
         let end = next + SLICE.count(&command.documents[next..], |document| document.bytes().len());
-        insert.slice(next..end).await?;
-        next = end;
+        while next < end && insert.stopped.is_none() {
+            next = insert.slice(first, next..end).await?;
+        }
     }
     Ok(insert.into_body()?)
 }
 
 impl<'a> Insert<'a> {
-    async fn slice(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
-        let first = positions.start;
-        let (mut pending, unfit) = self.candidates(positions);
+    /// Inserts the documents at these positions, or only the first of them if their keys are large. Returns the position behind the last one.
+    /// `first` is the first position of the slice, by which a retry finds its record. It depends on the client's documents alone: a retry may
+    /// come to another version of Keyward.
+    async fn slice(&mut self, first: usize, positions: Range<usize>) -> Result<usize, ForwardError> {
+        // The documents before it in the slice have keys.
+        let is_rest = positions.start > first;
+        let (mut pending, unfit, end) = self.candidates(positions).await;
         anticipate(self.op.protected, &self.op.unenforced(), &mut pending);
-        let way = InsertWay::of_slice(&self.op, first, &pending);
+        let way = InsertWay::of_slice(&self.op, (first, is_rest), &pending);
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
@@ -100,7 +111,7 @@ impl<'a> Insert<'a> {
             }
             let rest = rest?;
             if self.stopped.is_some() {
-                return Ok(());
+                return Ok(end);
             }
             pending.extend(rest);
             if !awaited.is_empty()
@@ -127,7 +138,7 @@ impl<'a> Insert<'a> {
         {
             self.error(position, error);
         }
-        Ok(())
+        Ok(end)
     }
 
     /// Releases the keys of documents that are not inserted.
@@ -204,10 +215,21 @@ impl<'a> Insert<'a> {
     }
 
     /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
-    /// the documents before it are done.
-    fn candidates(&mut self, positions: Range<usize>) -> (Vec<Candidate<'a>>, Option<(usize, WriteError)>) {
-        let mut candidates = Vec::with_capacity(positions.len());
+    /// the documents before it are done. Also returns the position behind the last document of the slice.
+    async fn candidates(
+        &mut self,
+        positions: Range<usize>,
+    ) -> (Vec<Candidate<'a>>, Option<(usize, WriteError)>, usize) {
+        let mut candidates: Vec<Candidate<'a>> = Vec::with_capacity(positions.len());
+        let (end, mut bytes, mut turn) = (positions.end, 0, Instant::now());
         for position in positions {
+            if bytes > SLICE_KEY_BYTES {
+                return (candidates, None, position);
+            }
+            if turn.elapsed() > TURN {
+                tokio::task::yield_now().await;
+                turn = Instant::now();
+            }
             let token = Token {
                 write: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
@@ -215,6 +237,7 @@ impl<'a> Insert<'a> {
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
+                    bytes += candidate.keys.iter().map(|key| key.key.size()).sum::<usize>();
                     candidates.push(candidate);
                     continue;
                 }
@@ -225,11 +248,11 @@ impl<'a> Insert<'a> {
                 Err(error) => WriteError::unindexable(&error),
             };
             match self.op.command.ordered {
-                true => return (candidates, Some((position, error))),
+                true => return (candidates, Some((position, error)), end),
                 false => self.error(position, error),
             }
         }
-        (candidates, None)
+        (candidates, None, end)
     }
 
     /// Removes those of the candidates that an earlier try of the command inserted itself, if they are `in_question`.

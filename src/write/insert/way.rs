@@ -26,10 +26,10 @@ pub enum InsertWay {
 }
 
 impl InsertWay {
-    /// The way of the slice that begins at `first`. Keyward only forwards a slice without keys, with any strategy; also when it
+    /// The way of the slice that begins at `first`, or of its rest. Keyward only forwards a slice without keys, with any strategy; also when it
     /// is retried.
-    pub fn of_slice(op: &WriteOp<'_>, first: usize, candidates: &[Candidate<'_>]) -> InsertWay {
-        let has_keys = candidates.iter().any(|candidate| !candidate.keys.is_empty());
+    pub fn of_slice(op: &WriteOp<'_>, (first, is_rest): (usize, bool), candidates: &[Candidate<'_>]) -> InsertWay {
+        let has_keys = is_rest || candidates.iter().any(|candidate| !candidate.keys.is_empty());
         match op.protected.strategy() {
             Strategy::Strict if has_keys => InsertWay::Strict(StrictInsert::new(op, first)),
             Strategy::Strict | Strategy::Compensating => InsertWay::Compensating {

@@ -393,7 +393,9 @@ impl Transaction {
 }
 
 fn is_read(command: &Builder) -> bool {
-    command.is_first("find") || command.is_first("getMore")
+    ["find", "getMore", "killCursors"]
+        .iter()
+        .any(|name| command.is_first(name))
 }
 
 /// Appends the read concern of this level.

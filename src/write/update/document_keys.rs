@@ -22,6 +22,12 @@ use crate::write::txn::{Failure, Transaction, append_read_concern};
 /// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
 
+/// The most bytes of keys that documents read together may have. A key of several fields repeats their values for each element of an array.
+const KEY_BYTES_MAX: usize = 64 << 20;
+
+/// The most keys of documents that a delete of many deletes in one transaction. The server gives a transaction a minute.
+const KEYS_MAX: usize = 100_000;
+
 /// The most documents that one read of several expects: more than have the `_id`s that it asks for.
 const SEVERAL_MAX: i32 = 10_000;
 
@@ -55,6 +61,11 @@ impl DocumentKeys {
         })
     }
 
+    /// The bytes of its keys.
+    pub fn key_bytes(&self) -> usize {
+        self.keys.iter().map(|key| key.key.size()).sum()
+    }
+
     /// The document's place among all others of the collection: its `{_id}`, and its shard key if there is one.
     pub fn place(&self) -> (&[u8], Option<&[u8]>) {
         let route = self.owner.route.as_ref();
@@ -84,28 +95,91 @@ pub struct DocumentAsRead {
     pub is_one_of_several: bool,
 }
 
+/// Counts the keys of documents.
+#[derive(Default)]
+struct KeyCount {
+    keys: usize,
+    bytes: usize,
+}
+
+impl KeyCount {
+    /// Adds those of another document; returns whether they are no more than one evaluation may have.
+    fn add(&mut self, document: &DocumentKeys) -> bool {
+        self.keys += document.keys.len();
+        self.bytes += document.key_bytes();
+        self.keys <= KEYS_MAX && self.bytes <= KEY_BYTES_MAX
+    }
+}
+
+/// How many of these documents have no more keys than one evaluation may have; at least one.
+pub fn with_few_keys(documents: &[DocumentKeys]) -> usize {
+    let mut count = KeyCount::default();
+    let fit = documents.iter().take_while(|document| count.add(document)).count();
+    fit.max(1)
+}
+
+/// How many documents to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Most {
+    /// The maximum number of documents.
+    pub documents: usize,
+    /// Whether to stop behind the first document by which their keys are more than one evaluation may have.
+    pub are_keys_limited: bool,
+}
+
+impl Most {
+    /// All of them.
+    pub const ALL: Most = Most::of(usize::MAX);
+
+    /// So many documents, with any number of keys.
+    pub const fn of(documents: usize) -> Most {
+        Most {
+            documents,
+            are_keys_limited: false,
+        }
+    }
+}
+
 /// Reads the documents that `selection` selects, at most `most` of them. `kept` gets the top-level fields that keys and routes are made of, of
 /// each document of the first reply.
 pub async fn read(
     protected: &Protected,
     selection: &Selection<'_>,
-    most: usize,
+    most: Most,
     kept: Option<&mut Vec<Vec<u8>>>,
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<DocumentKeys>, Failure> {
-    let command = find_command(protected, selection, most)?;
+    let command = find_command(protected, selection, most.documents)?;
     let database = &protected.namespace.database;
     let mut reply = transaction.run(upstream, database, command, None).await?;
     if let Some(kept) = kept {
         let documents = cursor::batch(Doc::new(&reply)?)?.into_iter();
         kept.extend(documents.map(|document| document.bytes().to_vec()));
     }
-    let mut documents = Vec::new();
+    let collection = protected.namespace.collection.as_bytes();
+    let (mut documents, mut count) = (Vec::new(), KeyCount::default());
     loop {
-        let next = take_batch(protected, Doc::new(&reply)?, &mut documents)?;
-        let Some(id) = next else { return Ok(documents) };
-        let more = cursor::get_more(protected.namespace.collection.as_bytes(), id);
+        let mut fits = true;
+        for document in cursor::batch(Doc::new(&reply)?)? {
+            let document = DocumentKeys::of(protected, document)?;
+            // The second one shows that there are more than one.
+            fits = count.add(&document) || !most.are_keys_limited || documents.is_empty();
+            documents.push(document);
+            if !fits {
+                break;
+            }
+        }
+        let Some(id) = cursor::more(Doc::new(&reply)?)? else {
+            return Ok(documents);
+        };
+        if !fits {
+            transaction
+                .run(upstream, database, cursor::kill(collection, id), None)
+                .await?;
+            return Ok(documents);
+        }
+        let more = cursor::get_more(collection, id);
         reply = transaction.run(upstream, database, more, None).await?;
     }
 }
@@ -131,7 +205,7 @@ pub async fn read_these(
             query: Some(Doc::new(&query)?),
             ..selection
         };
-        documents.extend(read(protected, &selection, usize::MAX, None, transaction, upstream).await?);
+        documents.extend(read(protected, &selection, Most::ALL, None, transaction, upstream).await?);
     }
     if ids.len() > in_one_query(ids.iter().copied()) {
         // Two of them may be equal, as 1 and 1.0 are.
@@ -189,8 +263,8 @@ pub async fn read_outside(
     })))
 }
 
-/// Reads the documents that `query` matches, outside any transaction. Returns none if the server refuses, or if one reply can't
-/// hold them: all documents with one `_id` must be seen.
+/// Reads the documents that `query` matches, outside any transaction. Returns none if the server refuses, if one reply can't hold them, or if
+/// their keys are too large: all documents with one `_id` must be seen.
 pub async fn read_several_outside(op: &mut WriteOp<'_>, query: Doc<'_>) -> Result<Vec<DocumentAsRead>, ForwardError> {
     let protected = op.protected;
     let selection = Selection {
@@ -211,14 +285,20 @@ pub async fn read_several_outside(op: &mut WriteOp<'_>, query: Doc<'_>) -> Resul
         run_outside(op, cursor::kill(protected.namespace.collection.as_bytes(), more)).await?;
         return Ok(Vec::new());
     }
-    let documents = cursor::batch(reply)?.into_iter().map(|document| {
-        Ok(DocumentAsRead {
-            document_keys: DocumentKeys::of(protected, document)?,
+    let (mut documents, mut key_bytes) = (Vec::new(), 0);
+    for document in cursor::batch(reply)? {
+        let document_keys = DocumentKeys::of(protected, document)?;
+        key_bytes += document_keys.key_bytes();
+        if key_bytes > KEY_BYTES_MAX {
+            return Ok(Vec::new());
+        }
+        documents.push(DocumentAsRead {
+            document_keys,
             document: document.bytes().to_vec(),
             is_one_of_several: false,
-        })
-    });
-    documents.collect()
+        });
+    }
+    Ok(documents)
 }
 
 /// The keys that the document of `before` holds after a majority has the writes that `reply` reported. Returns `None` if the
@@ -377,16 +457,4 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
     }
     command.int32(ABSENT_FIELD.as_str(), 1);
     command.close();
-}
-
-/// Reads the documents of a cursor's batch; returns the cursor's id if there are more.
-fn take_batch(
-    protected: &Protected,
-    reply: Doc<'_>,
-    documents: &mut Vec<DocumentKeys>,
-) -> Result<Option<i64>, Malformed> {
-    for document in cursor::batch(reply)? {
-        documents.push(DocumentKeys::of(protected, document)?);
-    }
-    cursor::more(reply)
 }

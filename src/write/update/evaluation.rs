@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use bson::spec::ElementType;
 
-use super::document_keys::{self, DocumentKeys};
+use super::document_keys::{self, DocumentKeys, Most};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::ReservationDiff;
 use super::result::{Evaluation, StatementResult};
@@ -129,7 +129,7 @@ impl Statement<'_> {
                 ..under
             };
             // It reads up to two documents: a second one shows that the shard key is another one.
-            let after = document_keys::read(protected, &selection, 2, None, transaction, op.upstream).await?;
+            let after = document_keys::read(protected, &selection, Most::of(2), None, transaction, op.upstream).await?;
             return Ok(Some(after).filter(|after| are_places_equal(before, after)));
         }
         let query = self.query()?.unwrap_or(Doc::empty());

@@ -8,7 +8,7 @@ use std::slice;
 
 use bson::spec::ElementType;
 
-use super::document_keys::{self, DocumentKeys, with_same_keys};
+use super::document_keys::{self, DocumentKeys, Most, with_same_keys};
 use super::placement::conditions_on_shard_key;
 use super::result::Evaluation;
 use super::routed::AtOwner;
@@ -78,8 +78,12 @@ impl Statement<'_> {
         let selection = self.selection_with_others(self.is_collated(protected)?)?;
         let mut documents = Vec::new();
         let keep = self.compares_document()?.then_some(&mut documents);
+        let most = Most {
+            documents: documents_max + 1,
+            are_keys_limited: self.limits_keys()?,
+        };
         let selected = self
-            .read_selected(op, &selection, (documents_max + 1, places), keep, transaction)
+            .read_selected(op, &selection, (most, places), keep, transaction)
             .await;
         let mut selected = match selected {
             Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
@@ -135,6 +139,10 @@ impl Statement<'_> {
     /// another statement selects more.
     fn drop_too_many(self, selected: &mut Vec<DocumentKeys>, documents_max: usize) -> Result<Option<bool>, Malformed> {
         let can_be_named = document_keys::in_one_query(ids_of(selected));
+        let documents_max = match self.limits_keys()? {
+            true => documents_max.min(document_keys::with_few_keys(selected)),
+            false => documents_max,
+        };
         let is_named = selected.len() > documents_max || is_fickle(self.query()?.unwrap_or(Doc::empty()))?;
         let most = match is_named {
             true => documents_max.min(can_be_named),
@@ -144,6 +152,12 @@ impl Statement<'_> {
         selected.truncate(most);
         // On a server, too, a delete of many documents isn't atomic.
         Ok((!is_part || self.kind == StatementKind::Delete).then_some(is_part))
+    }
+
+    /// Whether it is done in parts if its documents have many keys. A query that chooses by chance would choose once more for each part.
+    fn limits_keys(self) -> Result<bool, Malformed> {
+        let deletes_many = self.kind == StatementKind::Delete && !self.is_single;
+        Ok(deletes_many && !is_fickle(self.query()?.unwrap_or(Doc::empty()))?)
     }
 
     /// Whether the statement moves none of the `selected` documents to another shard. The `documents` are those that it is compared with.
@@ -218,7 +232,7 @@ impl Statement<'_> {
         self,
         op: &mut WriteOp<'_>,
         selection: &Selection<'_>,
-        (most, places): (usize, Places),
+        (most, places): (Most, Places),
         mut kept: Option<&mut Vec<Vec<u8>>>,
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {

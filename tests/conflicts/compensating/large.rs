@@ -1,10 +1,15 @@
 //! Statements with more reservations, or longer `_id`s, than one command can hold.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bson::{Document, doc};
 
 use crate::compensating::unfinished::{begin, commit, user};
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, users_on, write_errors};
 use testbed::Cluster;
+use testkit::Keyward;
+use testkit::relay::{Fate, Relay};
 use testkit::wire::{Connection, send};
 
 /// The server refused the reservations before it looked at the transaction, which stayed open with the statement in it.
@@ -57,4 +62,85 @@ async fn more_ids_than_one_query_takes_are_looked_at_by_several() {
         run(doc! { "delete": "users", "deletes": [{ "q": { "$expr": { "$gte": ["$email", 0] } }, "limit": 0 }] });
     assert_eq!(reply.get_i32("n").ok(), Some(1_001), "{reply}");
     assert_agreement(cluster, database, "email").await;
+}
+
+/// A key of two fields repeats the text for each of the tags.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keys_of_a_batch_are_not_all_in_memory_at_once() {
+    let database = "large_keys_of_many";
+    let cluster = users(database);
+    let both = "  - { collection: DB.users, key: { tags: 1, text: 1 } }\n";
+    let keyward = keyward(cluster, database, "60s", &[both]);
+    let document = |id: i32| {
+        let tags: Vec<i32> = (id * 100..id * 100 + 100).collect();
+        doc! { "_id": id, "region": "a", "tags": tags, "text": "x".repeat(300_000) }
+    };
+    let mut documents: Vec<Document> = (0..40).map(document).collect();
+    let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
+    let in_transaction = |database: &str, mut command: Document| {
+        command.extend(of_transaction.clone());
+        send(&keyward.address, database, command).unwrap()
+    };
+    let mut first = insert(vec![doc! { "_id": 100, "region": "a" }], true);
+    first.insert("startTransaction", true);
+    assert_eq!(in_transaction(database, first).get_i32("n").ok(), Some(1));
+    let refused = in_transaction(database, insert(documents.clone(), true));
+    assert_eq!(refused.get_i32("code").ok(), Some(146), "{refused}");
+    // The error has ended it.
+    let committed = in_transaction("admin", doc! { "commitTransaction": 1 });
+    assert_eq!(committed.get_i32("code").ok(), Some(251), "{committed}");
+    let mut last = document(7);
+    last.insert("_id", 40);
+    documents.push(last);
+    let reply = send(&keyward.address, database, insert(documents, true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 40, "{}", reply.get_i32("ok").is_ok());
+    assert_eq!(write_errors(&reply), [(40, 11_000)]);
+    // All keys have 1.2 GB.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", keyward.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 900 << 10, "{peak} KiB");
+}
+
+/// One transaction would live for too short.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delete_of_documents_with_many_keys_is_done_in_parts() {
+    let database = "large_delete_by_keys";
+    let cluster = users(database);
+    let commits = Arc::new(AtomicUsize::new(0));
+    let counted = commits.clone();
+    let count = move |request: &[u8]| {
+        let name = b"commitTransaction\0";
+        counted.fetch_add(
+            usize::from(request.windows(name.len()).any(|bytes| bytes == name)),
+            Ordering::SeqCst,
+        );
+        Fate::Passed
+    };
+    let relay = Relay::judged(cluster.router_address(), count, |_| Fate::Passed);
+    let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &EMAIL.replace("DB", database));
+    let document = |id: i32| {
+        let emails: Vec<i32> = (id * 1_000..(id + 1) * 1_000).collect();
+        doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": emails }
+    };
+    let all = insert((0..120).map(document).collect(), false);
+    let reply = send(&keyward.address, database, all).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
+    let delete = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
+    let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
+    let mut in_transaction = delete.clone();
+    in_transaction.insert("startTransaction", true);
+    in_transaction.extend(of_transaction.clone());
+    let mut client = Connection::open(&keyward.address);
+    let reply = client.run(database, &in_transaction);
+    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
+    let mut abort = doc! { "abortTransaction": 1 };
+    abort.extend(of_transaction);
+    client.run("admin", &abort);
+    assert_eq!(commits.load(Ordering::SeqCst), 0);
+    let reply = send(&keyward.address, database, delete).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
+    assert_eq!(commits.load(Ordering::SeqCst), 2);
+    let reply = send(&keyward.address, database, doc! { "count": "keyward.users.email_1" }).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 0, "{reply}");
 }

@@ -30,21 +30,27 @@ impl BatchWork for Deleting {
         // Keyward tries a delete again only if the server has ended it. A delete without an answer could still take effect
         // after its attempt has reserved the key anew under the same token. It would then remove the new reservation. So an
         // attempt ends if no answer comes.
-        let outcome = self.delete(&filters, PATIENCE_MS).await;
-        if !matches!(outcome, Err(StoreError::Busy)) {
-            return vec![outcome; filters.len()];
-        }
-        let alone = filters
-            .iter()
-            .map(|filter| self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).boxed());
+        let mut outcomes = self.delete(&filters, PATIENCE_MS).await;
+        let is_busy = |outcome: &Self::Answer| matches!(outcome, Err(StoreError::Busy));
+        let busy: Vec<usize> = (0..filters.len()).filter(|index| is_busy(&outcomes[*index])).collect();
+        let alone = busy.iter().map(|index| self.delete_alone(&filters[*index]).boxed());
         let limit = self.finder.limit;
-        each_alone(alone.collect(), limit, Err(StoreError::TimedOut(limit))).await
+        let alone = each_alone(alone.collect(), limit, Err(StoreError::TimedOut(limit))).await;
+        for (index, outcome) in busy.into_iter().zip(alone) {
+            outcomes[index] = outcome;
+        }
+        outcomes
     }
 }
 
 impl Deleting {
-    /// Deletes them with one command, which may take `max_ms`.
-    async fn delete(&self, filters: &[RawDocumentBuf], max_ms: i32) -> Result<(), StoreError> {
+    async fn delete_alone(&self, filter: &RawDocumentBuf) -> Result<(), StoreError> {
+        let outcomes = self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).await;
+        outcomes.into_iter().collect()
+    }
+
+    /// Deletes them with one command, which may take `max_ms`. Returns the outcome of each.
+    async fn delete(&self, filters: &[RawDocumentBuf], max_ms: i32) -> Vec<Result<(), StoreError>> {
         let mut deletes = RawArrayBuf::new();
         for filter in filters {
             deletes.push(rawdoc! { "q": filter.clone(), "limit": 1 });
@@ -52,6 +58,6 @@ impl Deleting {
         let command = rawdoc! {
             "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": max_ms,
         };
-        self.finder.write(command).await.map(|_| ())
+        self.finder.write_each(command, filters.len()).await
     }
 }

@@ -388,11 +388,13 @@ impl ProxyCollection {
     }
 
     async fn delete(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+        let mut deleted = Ok(());
         for filters in filters.chunks(KEYS_MAX) {
-            let deleted: Result<Vec<()>, _> = self.deleting.ask(filters.to_vec()).await?.into_iter().collect();
-            deleted?;
+            let outcomes = self.deleting.ask(filters.to_vec()).await?;
+            // The others may be on other shards.
+            deleted = outcomes.into_iter().fold(deleted, Result::and);
         }
-        Ok(())
+        deleted
     }
 
     /// The document that reserves `key` for `owner`.

@@ -15,6 +15,9 @@ use super::reading::{find_keys, key_of};
 use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, answered};
 use crate::constraint::Key;
 
+/// How long the servers may look for recent reservations, in ms: no index has their times, and a client waits.
+const RECENT_MS: i32 = 2_000;
+
 /// A document of a proxy collection.
 #[derive(Debug, Clone)]
 pub struct ProxyDocument {
@@ -47,12 +50,13 @@ impl ProxyCollection {
 
     /// Reads reservations that aren't known to be older than `span`, at most `limit` of them, in no order.
     ///
-    /// A process that hasn't run for that long knows no reservation to be older.
+    /// A process that hasn't run for that long knows no reservation to be older. Fails if there are too many reservations to look through.
     pub async fn recent(&self, span: Duration, limit: i64) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let long_ago = Timestamp { time: 0, increment: 0 };
         let known = self.watch.known_for(span).unwrap_or(long_ago);
-        let command =
-            rawdoc! { "find": self.reservations.name(), "filter": { "at": { "$gt": known } }, "limit": limit };
+        let command = rawdoc! {
+            "find": self.reservations.name(), "filter": { "at": { "$gt": known } }, "limit": limit, "maxTimeMS": RECENT_MS,
+        };
         let found = self.find(command).await?;
         let mut recent = Vec::with_capacity(found.len());
         for document in &found {

@@ -48,11 +48,21 @@ impl Finder {
     /// The command is in bytes, like everything that holds a key or an owner: they may repeat a name, which no map of fields can
     /// hold.
     pub(super) async fn write(&self, command: RawDocumentBuf) -> Result<i32, StoreError> {
-        let reply = match within(self.limit, self.sessions.run(&self.database, command)).await {
-            Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
-            reply => reply?,
-        };
-        matched(&reply)
+        matched(&self.reply(command).await?)
+    }
+
+    /// Runs an unordered write of `count` items, and returns the outcome of each.
+    pub(super) async fn write_each(&self, command: RawDocumentBuf, count: usize) -> Vec<Result<(), StoreError>> {
+        let reply = self.reply(command).await;
+        let outcomes = reply.and_then(|reply| outcomes(&reply, count));
+        outcomes.unwrap_or_else(|error| vec![Err(error); count])
+    }
+
+    async fn reply(&self, command: RawDocumentBuf) -> Result<Document, StoreError> {
+        match within(self.limit, self.sessions.run(&self.database, command)).await {
+            Err(StoreError::Driver(error)) if is_time_up(&error) => Err(StoreError::Busy),
+            reply => reply,
+        }
     }
 }
 
@@ -72,6 +82,23 @@ fn matched(reply: &Document) -> Result<i32, StoreError> {
     }
 }
 
+/// The outcome of each of `count` items of an unordered write, by its reply.
+fn outcomes(reply: &Document, count: usize) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
+    let outcome = |error: &Document| match says_time_up(error) {
+        true => StoreError::Busy,
+        false => StoreError::Refused(write_error_in_words(error)),
+    };
+    let mut outcomes = vec![write_concern_error(reply).map_or(Ok(()), |error| Err(outcome(error))); count];
+    for error in write_errors(reply).into_iter().flatten() {
+        let error = error.as_document().ok_or_else(unexpected)?;
+        let index = error.get_i32("index").map_err(|_| unexpected())?;
+        let index = usize::try_from(index).map_err(|_| unexpected())?;
+        *outcomes.get_mut(index).ok_or_else(unexpected)? = Err(outcome(error));
+    }
+    Ok(outcomes)
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::pending;
@@ -79,6 +106,18 @@ mod tests {
     use bson::doc;
 
     use super::*;
+
+    #[test]
+    fn each_item_has_its_own_outcome() {
+        let of_shard = doc! { "index": 1, "code": 133, "errmsg": "Could not find host" };
+        let of_time = doc! { "index": 2, "code": 50, "errmsg": "operation exceeded time limit" };
+        let reply = doc! { "n": 1, "writeErrors": [of_shard, of_time] };
+        let outcomes = outcomes(&reply, 3).unwrap();
+        assert!(outcomes[0].is_ok());
+        assert!(matches!(outcomes[1], Err(StoreError::Refused(_))));
+        assert!(matches!(outcomes[2], Err(StoreError::Busy)));
+        assert!(super::outcomes(&reply, 2).is_err());
+    }
 
     #[test]
     fn a_refused_write_is_reported_in_the_servers_words() {

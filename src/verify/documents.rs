@@ -13,6 +13,7 @@ use crate::constraint::Key;
 use crate::extended_json::as_json;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
 use crate::raw::Doc;
+use crate::reservation::Scope;
 
 /// A key of a document that seems not to be reserved for it.
 #[derive(Debug, Clone)]
@@ -130,11 +131,12 @@ impl Verification<'_> {
                 *fault = also_held_by(fault, first, suspect.owner);
                 continue;
             }
-            let fault = match (fault, self.unreserved.get(&suspect.key)) {
-                (Fault::Missing | Fault::Foreign(_), Some(other)) if *other != suspect.owner => {
-                    Fault::Duplicate(vec![other.clone()], false)
-                }
-                (fault, _) => fault,
+            let fault = match fault {
+                Fault::Missing | Fault::Foreign(_) => match self.other_unreserved(&suspect).await? {
+                    Some(other) => Fault::Duplicate(vec![other], false),
+                    None => fault,
+                },
+                Fault::Misrouted(_) | Fault::Duplicate(..) => fault,
             };
             by_key.insert(suspect.key.clone(), faults.len());
             faults.push((suspect, fault));
@@ -143,6 +145,24 @@ impl Verification<'_> {
             self.report_fault(&suspect, fault).await?;
         }
         Ok(())
+    }
+
+    /// Another document that was found to hold the key without a reservation, if it holds it still.
+    async fn other_unreserved(&mut self, suspect: &Suspect) -> Result<Option<Owner>, StoreError> {
+        let other = self.unreserved.get(&suspect.key);
+        // It may be this document, which has moved to another shard.
+        let Some(other) = other.filter(|other| !other.has_same_id_as(&suspect.owner)) else {
+            return Ok(None);
+        };
+        let is_held = self
+            .proxy
+            .look_up(&[(&suspect.key, other)], Scope::Linearizable)
+            .await?;
+        if is_held == [true] {
+            return Ok(Some(other.clone()));
+        }
+        self.unreserved.remove(&suspect.key);
+        Ok(None)
     }
 
     /// The suspects that are wrong at one moment, with their faults.

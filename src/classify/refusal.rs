@@ -204,6 +204,7 @@ fn ways_out(command: &str, removal: &ConstraintRemoval) -> String {
         | "shardCollection"
         | "shardcollection"
         | "unshardCollection"
+        | "moveCollection"
         | "convertToCapped"
         | "cloneCollectionAsCapped"
         | "emptycapped" => "",

@@ -90,7 +90,7 @@ impl<'a> Rule<'a> {
             | b"cloneCollectionAsCapped"
             | b"compactStructuredEncryptionData"
             | b"cleanupStructuredEncryptionData" => Rule::Rewrite,
-            b"renameCollection" | b"unshardCollection" => Rule::RewriteOfWhole,
+            b"renameCollection" | b"unshardCollection" | b"moveCollection" => Rule::RewriteOfWhole,
             b"applyOps"
             | b"doTxn"
             | b"eval"
@@ -138,7 +138,7 @@ const HARMLESS: &[&str] = &[
     "setProfilingFilterGlobally", "setClusterParameter", "getClusterParameter",
     // sharding: where documents lie, not what they are
     "enableSharding", "enablesharding", "listShards", "addShard", "addshard", "addShardToZone", "removeShard",
-    "removeshard", "removeShardFromZone", "updateZoneKeyRange", "movePrimary", "moveprimary", "moveCollection",
+    "removeshard", "removeShardFromZone", "updateZoneKeyRange", "movePrimary", "moveprimary",
     "abortMoveCollection", "abortReshardCollection", "abortUnshardCollection", "commitReshardCollection",
     "cleanupReshardCollection", "split", "moveChunk", "movechunk", "moveRange", "mergeChunks", "mergeAllChunksOnShard",
     "clearJumboFlag", "balancerStart", "balancerStop", "balancerStatus", "balancerCollectionStatus",

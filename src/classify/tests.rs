@@ -457,6 +457,11 @@ fn commands_that_cannot_be_protected_are_refused() {
         ("admin", doc! { "unshardCollection": "shop.users" }, Unprotectable),
         (
             "admin",
+            doc! { "moveCollection": "shop.users", "toShard": "a" },
+            Unprotectable,
+        ),
+        (
+            "admin",
             doc! { "reshardCollection": "shop.ledger", "key": {} },
             OtherRefusal,
         ),

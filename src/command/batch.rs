@@ -257,7 +257,7 @@ pub fn check_numbers(statements: &[i32]) -> Result<(), WriteRefusal> {
 }
 
 /// Whether the batch is ordered. The server refuses a value that isn't a boolean.
-fn is_ordered(ordered: Element<'_>) -> bool {
+pub(super) fn is_ordered(ordered: Element<'_>) -> bool {
     ordered.is_nothing() || ordered.is_truthy()
 }
 

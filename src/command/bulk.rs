@@ -9,8 +9,8 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::batch::{
-    BATCH_MAX, check_copies, check_numbers, copied_bytes, documents, is_unacknowledged, malformed, max_time, numbers,
-    numbers_from,
+    BATCH_MAX, check_copies, check_numbers, copied_bytes, documents, is_ordered, is_unacknowledged, malformed,
+    max_time, numbers, numbers_from,
 };
 use super::shape::Form;
 use super::statement::StatementKind;
@@ -120,7 +120,7 @@ impl<'a> BulkWrite<'a> {
         Ok(BulkWrite {
             body,
             namespaces,
-            ordered: field("ordered")?.is_none_or(|ordered| ordered.is_truthy()),
+            ordered: field("ordered")?.is_none_or(is_ordered),
             errors_only,
             max_time: max_time(field("maxTimeMS")?)?,
             unacknowledged: is_unacknowledged(field("writeConcern")?)?,
@@ -339,6 +339,20 @@ mod tests {
         let frame = Draft::of_body(&bytes).frame(0, 0).unwrap().to_vec();
         let message = OpMsg::parse(&frame).unwrap();
         BulkWrite::parse(&message).map(|bulk| bulk.operations.len())
+    }
+
+    #[test]
+    fn a_command_is_ordered_unless_it_says_otherwise() {
+        for (value, expected) in [(bson::Bson::Null, true), (true.into(), true), (false.into(), false)] {
+            let ops = [doc! { "delete": 0, "filter": {} }];
+            let command = doc! {
+                "bulkWrite": 1, "ops": ops.to_vec(), "nsInfo": [{ "ns": "db.users" }], "ordered": value, "$db": "admin",
+            };
+            let bytes = command.to_vec().unwrap();
+            let frame = Draft::of_body(&bytes).frame(0, 0).unwrap().to_vec();
+            let message = OpMsg::parse(&frame).unwrap();
+            assert_eq!(BulkWrite::parse(&message).unwrap().ordered, expected, "{command}");
+        }
     }
 
     /// Neither the operations nor their numbers are copied.

@@ -21,8 +21,8 @@ use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_
 
 /// How long to leave it until the turn, or an audit that was broken off, is tried again.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How often in sequence keys may not be reserved before the audit goes on without them: something else may keep them for good, and all later
-/// documents would stay without a reservation.
+/// How often in sequence keys may not be reserved before the audit goes on without them: the cause may stay, and all later documents would be
+/// without a reservation.
 const TRIES: u32 = 12;
 /// How long to leave it then until all documents are compared again.
 const LEFT: Duration = Duration::from_secs(3_600);
@@ -73,12 +73,12 @@ struct CollectionAudit<'a> {
 
 /// How far the comparison beside the changes has come, and when a key was first left without a reservation, if one was.
 #[derive(Default)]
-struct Compared {
+struct Comparison {
     is_done: bool,
     left_since: Option<Instant>,
 }
 
-impl Compared {
+impl Comparison {
     fn note_left(&mut self, is_any_left: bool) {
         if is_any_left {
             self.left_since.get_or_insert_with(Instant::now);
@@ -125,14 +125,14 @@ impl CollectionAudit<'_> {
         if !lacking.is_empty() && self.turn.record.is_some() {
             tracing::info!(namespace = %self.namespace, "constraints were added: comparing all documents for them");
         }
-        let compared = Mutex::new(Compared {
+        let compared = Mutex::new(Comparison {
             is_done: lacking.is_empty(),
             left_since: None,
         });
         let (auditor, may_leave) = (self.auditor, self.may_leave());
         let comparing = async {
             if !lacking.is_empty() {
-                let is_any_left = compare(auditor, &protected, Documents::All(&lacking), may_leave).await?;
+                let is_any_left = compare(auditor, &protected, ComparedDocuments::All(&lacking), may_leave).await?;
                 let mut compared = compared.lock().unwrap_or_else(PoisonError::into_inner);
                 compared.note_left(is_any_left);
                 compared.is_done = true;
@@ -161,7 +161,7 @@ impl CollectionAudit<'_> {
         &mut self,
         mut changes: ChangeReader,
         mut names: BTreeSet<String>,
-        compared: &Mutex<Compared>,
+        compared: &Mutex<Comparison>,
     ) -> Result<Followed, StoreError> {
         let mut renewed = Instant::now();
         loop {
@@ -181,7 +181,7 @@ impl CollectionAudit<'_> {
                     compare(
                         self.auditor,
                         &protected,
-                        Documents::These(&batch.documents),
+                        ComparedDocuments::These(&batch.documents),
                         self.may_leave(),
                     )
                     .await?
@@ -253,18 +253,18 @@ fn named(protected: &Protected) -> BTreeSet<String> {
 
 /// The documents that are compared with their reservations.
 #[derive(Clone, Copy)]
-enum Documents<'a> {
+enum ComparedDocuments<'a> {
     /// These, for each constraint.
     These(&'a [RawDocumentBuf]),
     /// All documents, with all reservations, for the constraints that a record names so.
     All(&'a BTreeSet<String>),
 }
 
-impl Documents<'_> {
+impl ComparedDocuments<'_> {
     fn is_for(self, constraint: &Constraint) -> bool {
         match self {
-            Documents::These(_) => true,
-            Documents::All(names) => names.contains(&audited_as(constraint)),
+            ComparedDocuments::These(_) => true,
+            ComparedDocuments::All(names) => names.contains(&audited_as(constraint)),
         }
     }
 }
@@ -276,7 +276,7 @@ impl Documents<'_> {
 async fn compare(
     auditor: &Auditor,
     protected: &Protected,
-    compared: Documents<'_>,
+    compared: ComparedDocuments<'_>,
     may_leave: bool,
 ) -> Result<bool, StoreError> {
     let client = &auditor.client;
@@ -290,7 +290,7 @@ async fn compare(
         let mut report = AuditReport::of(protected, position, (is_enforced, may_leave));
         let mut note = |finding: &Finding| report.note(finding);
         match compared {
-            Documents::These(documents) => {
+            ComparedDocuments::These(documents) => {
                 let mut findings = 0;
                 let mut count = |_: &Finding| findings += 1;
                 verify_documents(protected, position, settings(false), documents, &mut count).await?;
@@ -299,7 +299,7 @@ async fn compare(
                     verify_documents(protected, position, settings(true), documents, &mut note).await?;
                 }
             }
-            Documents::All(_) => {
+            ComparedDocuments::All(_) => {
                 let mut tally = Tally::default();
                 verify(protected, position, settings(true), &mut tally, &mut note).await?;
                 let findings = tally.about_documents();
@@ -309,7 +309,7 @@ async fn compare(
             }
         }
         match report.is_enforced {
-            true if matches!(compared, Documents::All(_)) => auditor.note_unreported(constraint, false),
+            true if matches!(compared, ComparedDocuments::All(_)) => auditor.note_unreported(constraint, false),
             false if report.violations > 0 => {
                 auditor.note_unreported(constraint, true);
                 let namespace = &protected.namespace;

@@ -88,7 +88,7 @@ pub fn conditions_on_shard_key(query: Doc<'_>, shard_key: &[String]) -> Result<B
     Ok(conditions)
 }
 
-/// Whether `$setOnInsert` sets one of `paths`. The server applies an operator that is there twice both times.
+/// Whether `$setOnInsert` sets one of `paths`. The server applies each of two operators of one name.
 fn sets_on_insert(update: &Element<'_>, paths: &Vec<&str>) -> Result<bool, Malformed> {
     let Some(operators) = update.as_document_or_array()? else {
         return Ok(true);

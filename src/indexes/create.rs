@@ -44,13 +44,10 @@ pub async fn create_indexes(
     let Some(namespace) = target.namespace() else {
         return Ok(None);
     };
-    // The server judges every command in a transaction: an existing sharded collection gets no index there.
-    if message.body.get("autocommit")?.is_some() {
-        return Ok(None);
-    }
     let indexes = index_documents(message)?;
-    // The server refuses so many, and Keyward would read the definitions once for each.
-    if indexes.len() > INDEXES_MAX {
+    // The server judges every command in a transaction: an existing sharded collection gets no index there. It refuses too many, and Keyward would
+    // read the definitions once for each.
+    if message.body.get("autocommit")?.is_some() || indexes.len() > INDEXES_MAX {
         return Ok(None);
     }
     let before = match asks_for_unique(message)? {

@@ -1,6 +1,7 @@
 //! Carries out an `insert` inside a client's transaction: writes the reservations before the documents, so that commit or abort
 //! carries both.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
@@ -12,6 +13,7 @@ use crate::command::running::append_fields;
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
+use crate::reservation::Token;
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward_error::ForwardError;
@@ -49,34 +51,20 @@ pub async fn insert_in_clients_transaction(
 }
 
 async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
-    let (protected, command) = (op.protected, op.command);
+    let protected = op.protected;
     if let Some(refused) = op.create_for_transaction().await? {
         return Ok(refused.body);
     }
     let token = unregistered_token();
-    let mut documents = Vec::with_capacity(command.documents.len());
-    let mut new_documents = Vec::with_capacity(command.documents.len());
-    let (mut key_bytes, mut turn) = (0, Instant::now());
-    for document in &command.documents {
-        if turn.elapsed() > TURN {
-            tokio::task::yield_now().await;
-            turn = Instant::now();
-        }
-        let document = with_id(document.bytes(), token)?;
-        let new = new_document(protected, Doc::new(&document)?)?;
-        key_bytes += new.key_bytes();
-        if key_bytes > KEY_BYTES_MAX {
-            let refusal = WriteRefusal::TooManyKeys {
-                namespace: protected.namespace.clone(),
-                bytes_max: KEY_BYTES_MAX,
-            };
-            // As a server does after any error.
-            transaction.abort(op.upstream).await?;
-            return Ok(refusal.body(&protected.times()));
-        }
-        new_documents.push(new);
-        documents.push(document);
-    }
+    let Some((documents, new_documents)) = documents_with_keys(op, token).await? else {
+        let refusal = WriteRefusal::TooManyKeys {
+            namespace: protected.namespace.clone(),
+            bytes_max: KEY_BYTES_MAX,
+        };
+        // As a server does after any error.
+        transaction.abort(op.upstream).await?;
+        return Ok(refusal.body(&protected.times()));
+    };
     let keys: Vec<&ConstrainedKey> = new_documents.iter().flat_map(|new| &new.keys).collect();
     let existing_reservations = existing_reservations(protected, &keys, transaction, op.upstream).await?;
     let refused = first_refused(&new_documents, &existing_reservations);
@@ -119,6 +107,31 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         }
     };
     Ok(failed(protected, position, error)?)
+}
+
+/// The documents of the command, each with an `_id`, and their keys. `None` if these are too large.
+async fn documents_with_keys<'a>(
+    op: &WriteOp<'a>,
+    token: Token,
+) -> Result<Option<(Vec<Cow<'a, [u8]>>, Vec<DocumentKeys>)>, Malformed> {
+    let documents = &op.command.documents;
+    let (mut with_ids, mut keys) = (Vec::with_capacity(documents.len()), Vec::with_capacity(documents.len()));
+    let (mut key_bytes, mut turn) = (0, Instant::now());
+    for document in documents {
+        if turn.elapsed() > TURN {
+            tokio::task::yield_now().await;
+            turn = Instant::now();
+        }
+        let document = with_id(document.bytes(), token)?;
+        let new = new_document(op.protected, Doc::new(&document)?)?;
+        key_bytes += new.key_bytes();
+        if key_bytes > KEY_BYTES_MAX {
+            return Ok(None);
+        }
+        keys.push(new);
+        with_ids.push(document);
+    }
+    Ok(Some((with_ids, keys)))
 }
 
 /// The keys of a document that is yet to be inserted.

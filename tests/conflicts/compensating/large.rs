@@ -120,7 +120,7 @@ async fn a_delete_of_documents_with_many_keys_is_done_in_parts() {
     let relay = Relay::judged(cluster.router_address(), count, |_| Fate::Passed);
     let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &EMAIL.replace("DB", database));
     let document = |id: i32| {
-        let emails: Vec<i32> = (id * 1_000..(id + 1) * 1_000).collect();
+        let emails: Vec<i32> = (id * 250..(id + 1) * 250).collect();
         doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": emails }
     };
     let all = insert((0..120).map(document).collect(), false);

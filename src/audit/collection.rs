@@ -145,6 +145,16 @@ impl CollectionAudit<'_> {
         }
     }
 
+    /// Compares these documents, as [`compare`] does. If it has to come back to them, the next audit begins with them.
+    async fn compare_these(&mut self, protected: &Protected, documents: &[RawDocumentBuf]) -> Result<bool, StoreError> {
+        let documents = ComparedDocuments::These(documents);
+        let compared = compare(self.auditor, protected, documents, self.may_leave()).await;
+        if let Err(StoreError::Unrepaired) = compared {
+            self.turn.renew().await?;
+        }
+        compared
+    }
+
     /// Whether the audit goes on if the key of a document can't be reserved.
     fn may_leave(&self) -> bool {
         *self.unrepaired >= TRIES
@@ -177,15 +187,7 @@ impl CollectionAudit<'_> {
             names = present;
             let is_any_left = match batch.documents.is_empty() {
                 true => false,
-                false => {
-                    compare(
-                        self.auditor,
-                        &protected,
-                        ComparedDocuments::These(&batch.documents),
-                        self.may_leave(),
-                    )
-                    .await?
-                }
+                false => self.compare_these(&protected, &batch.documents).await?,
             };
             let (is_compared, left_since) = {
                 let mut compared = compared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +200,7 @@ impl CollectionAudit<'_> {
             if is_compared && self.auditor.has_more_to_report(&protected) {
                 return Ok(Followed::Unreported);
             }
-            // After a failure, these are the documents that it came from.
+            // After a failure, the first documents are those that it came from.
             if is_compared && left_since.is_none() && !batch.documents.is_empty() {
                 *self.unrepaired = 0;
             }

@@ -192,7 +192,8 @@ impl<'a> Insert<'a> {
     /// On one replica set, a transaction inserts all documents at once if no reservation is in the way. Otherwise Keyward
     /// claims the keys first.
     async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
-        let Some(strict) = way.at_once(&self.op).filter(|_| self.stopped.is_none()) else {
+        let is_any_left = self.stopped.is_none() && !pending.is_empty();
+        let Some(strict) = way.at_once(&self.op).filter(|_| is_any_left) else {
             return Ok(());
         };
         let all: Vec<&Candidate<'_>> = pending.iter().collect();

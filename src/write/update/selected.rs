@@ -157,7 +157,8 @@ impl Statement<'_> {
     /// Whether it is done in parts if its documents have many keys. A query that chooses by chance would choose once more for each part.
     fn limits_keys(self) -> Result<bool, Malformed> {
         let deletes_many = self.kind == StatementKind::Delete && !self.is_single;
-        Ok(deletes_many && !is_fickle(self.query()?.unwrap_or(Doc::empty()))?)
+        let by_chance: [&[u8]; 4] = [b"$sampleRate", b"$rand", b"$where", b"$function"];
+        Ok(deletes_many && !self.query()?.unwrap_or(Doc::empty()).mentions(&by_chance)?)
     }
 
     /// Whether the statement moves none of the `selected` documents to another shard. The `documents` are those that it is compared with.

@@ -278,8 +278,9 @@ fn while_documents_are_first_backfilled_and_two_keywards_start() {
     assert_eq!(run(awaiting).get_i32("n").ok(), Some(0));
     // It writes without the constraint.
     slow.stop();
+    let enforced = doc! { "count": "keyward.constraints", "query": { "state": "enforced" } };
     for keyward in &started {
-        keyward.until("ready", || keyward.get("/readyz").lines().last() == Some("ready"));
+        keyward.until("enforced", || run(enforced.clone()).get_i32("n").ok() == Some(1));
         assert_eq!(keyward.insert(DATABASE, user(100_000, "z", "7")), Err(11_000));
     }
 }

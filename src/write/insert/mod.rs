@@ -55,6 +55,17 @@ struct Insert<'a> {
     stopped: Option<Stopped>,
 }
 
+/// The documents that are inserted together.
+struct StartedSlice<'a> {
+    candidates: Vec<Candidate<'a>>,
+    /// The document that ends an ordered slice, and why it can't be indexed.
+    unfit: Option<(usize, WriteError)>,
+    /// The position behind the last document.
+    end: usize,
+    /// The bytes of all keys.
+    key_bytes: usize,
+}
+
 /// Why Keyward attempts no further documents of the command.
 enum Stopped {
     /// An ordered command met its first error; the outcomes so far form the reply.
@@ -90,7 +101,12 @@ impl<'a> Insert<'a> {
     async fn slice(&mut self, first: usize, positions: Range<usize>) -> Result<usize, ForwardError> {
         // The documents before it in the slice have keys.
         let is_rest = positions.start > first;
-        let (mut pending, unfit, end) = self.candidates(positions).await;
+        let StartedSlice {
+            candidates: mut pending,
+            unfit,
+            end,
+            ..
+        } = self.start(positions).await;
         anticipate(self.op.protected, &self.op.unenforced(), &mut pending);
         let way = InsertWay::of_slice(&self.op, (first, is_rest), &pending);
         self.insert_at_once(&way, &mut pending).await?;
@@ -215,22 +231,31 @@ impl<'a> Insert<'a> {
         Ok(self.take_results(sent, &positions)?)
     }
 
-    /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
-    /// the documents before it are done. Also returns the position behind the last document of the slice.
-    async fn candidates(
-        &mut self,
-        positions: Range<usize>,
-    ) -> (Vec<Candidate<'a>>, Option<(usize, WriteError)>, usize) {
-        let mut candidates: Vec<Candidate<'a>> = Vec::with_capacity(positions.len());
-        let (end, mut bytes, mut turn) = (positions.end, 0, Instant::now());
-        for position in positions {
-            if bytes > SLICE_KEY_BYTES {
-                return (candidates, None, position);
+    /// Starts the attempts of a slice: of the documents at these positions, or only of the first of them if their keys are large.
+    async fn start(&mut self, positions: Range<usize>) -> StartedSlice<'a> {
+        let mut slice = StartedSlice {
+            candidates: Vec::with_capacity(positions.len()),
+            unfit: None,
+            end: positions.start,
+            key_bytes: 0,
+        };
+        while self.start_next(&mut slice, positions.end) {
+            tokio::task::yield_now().await;
+        }
+        slice
+    }
+
+    /// Starts the attempts of the documents from `slice.end` on, up to the one before `end`. A document that can't be indexed is an error of its own. It
+    /// ends an ordered slice after the documents before it are done. Returns whether other tasks are to have their turn before the next one.
+    fn start_next(&mut self, slice: &mut StartedSlice<'a>, end: usize) -> bool {
+        let begun = Instant::now();
+        let first = slice.end;
+        while slice.end < end && slice.unfit.is_none() && slice.key_bytes <= SLICE_KEY_BYTES {
+            if slice.end > first && begun.elapsed() > TURN {
+                return true;
             }
-            if turn.elapsed() > TURN {
-                tokio::task::yield_now().await;
-                turn = Instant::now();
-            }
+            let position = slice.end;
+            slice.end += 1;
             let token = Token {
                 write: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
@@ -238,8 +263,8 @@ impl<'a> Insert<'a> {
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
-                    bytes += candidate.keys.iter().map(|key| key.key.size()).sum::<usize>();
-                    candidates.push(candidate);
+                    slice.key_bytes += candidate.keys.iter().map(|key| key.key.size()).sum::<usize>();
+                    slice.candidates.push(candidate);
                     continue;
                 }
                 Err(KeyError::Malformed(error)) => {
@@ -249,11 +274,11 @@ impl<'a> Insert<'a> {
                 Err(error) => WriteError::unindexable(&error),
             };
             match self.op.command.ordered {
-                true => return (candidates, Some((position, error)), end),
+                true => slice.unfit = Some((position, error)),
                 false => self.error(position, error),
             }
         }
-        (candidates, None, end)
+        false
     }
 
     /// Removes those of the candidates that an earlier try of the command inserted itself, if they are `in_question`.

@@ -271,11 +271,23 @@ fn read_i32(bytes: &[u8]) -> Result<i32, Malformed> {
 }
 
 fn split_c_string(bytes: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
-    let end = bytes
-        .iter()
-        .position(|byte| *byte == 0)
-        .ok_or(Malformed::Unterminated)?;
+    let end = first_zero(bytes).ok_or(Malformed::Unterminated)?;
     Ok((&bytes[..end], &bytes[end + 1..]))
+}
+
+/// The position of the first zero byte. Most names are short, so this looks at the first eight bytes at once.
+fn first_zero(bytes: &[u8]) -> Option<usize> {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    let Some((first, rest)) = bytes.split_first_chunk::<8>() else {
+        return bytes.iter().position(|byte| *byte == 0);
+    };
+    let first = u64::from_le_bytes(*first);
+    // The highest bit of each zero byte. A byte behind a zero may count, too, so only the lowest bit says something.
+    let zeros = first.wrapping_sub(ONES) & !first & (ONES << 7);
+    match zeros {
+        0 => rest.iter().position(|byte| *byte == 0).map(|position| position + 8),
+        _ => Some(zeros.trailing_zeros() as usize / 8),
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +295,21 @@ mod tests {
     use bson::{Bson, doc, oid::ObjectId};
 
     use super::*;
+
+    #[test]
+    fn the_first_zero_is_found_at_each_place() {
+        for length in 0..20 {
+            for other in [1, 0x7f, 0x80, 0x81, 0xff] {
+                assert_eq!(first_zero(&vec![other; length]), None);
+                for (first, second) in (0..length).flat_map(|first| (first..length).map(move |second| (first, second)))
+                {
+                    let mut bytes = vec![other; length];
+                    (bytes[first], bytes[second]) = (0, 0);
+                    assert_eq!(first_zero(&bytes), Some(first), "{bytes:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_zero_is_untrue() {

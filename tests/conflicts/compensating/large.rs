@@ -119,27 +119,18 @@ async fn a_delete_of_documents_with_many_keys_is_done_in_parts() {
     };
     let relay = Relay::judged(cluster.router_address(), count, |_| Fate::Passed);
     let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &EMAIL.replace("DB", database));
+    // The last document is one too many, and the first reply to the read ends with it.
     let document = |id: i32| {
-        let emails: Vec<i32> = (id * 250..(id + 1) * 250).collect();
+        let emails: Vec<i32> = (id * 200..(id + 1) * 200).collect();
         doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": emails }
     };
-    let all = insert((0..120).map(document).collect(), false);
+    let all = insert((0..101).map(document).collect(), false);
     let reply = send(&keyward.address, database, all).unwrap();
-    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
-    let delete = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
-    let of_transaction = doc! { "lsid": { "id": bson::Uuid::new() }, "txnNumber": 1_i64, "autocommit": false };
-    let mut in_transaction = delete.clone();
-    in_transaction.insert("startTransaction", true);
-    in_transaction.extend(of_transaction.clone());
-    let mut client = Connection::open(&keyward.address);
-    let reply = client.run(database, &in_transaction);
-    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
-    let mut abort = doc! { "abortTransaction": 1 };
-    abort.extend(of_transaction);
-    client.run("admin", &abort);
+    assert_eq!(reply.get_i32("n").unwrap(), 101, "{reply}");
     assert_eq!(commits.load(Ordering::SeqCst), 0);
+    let delete = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
     let reply = send(&keyward.address, database, delete).unwrap();
-    assert_eq!(reply.get_i32("n").unwrap(), 120, "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 101, "{reply}");
     assert_eq!(commits.load(Ordering::SeqCst), 2);
     let reply = send(&keyward.address, database, doc! { "count": "keyward.users.email_1" }).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 0, "{reply}");

@@ -102,8 +102,9 @@ async fn the_keys_of_a_batch_are_not_all_in_memory_at_once() {
     assert!(peak < 900 << 10, "{peak} KiB");
 }
 
-/// One transaction would live for too short.
+/// One transaction would live for too short. It deletes 20,000 reservations, for which a busy machine takes more than a minute.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes more than a minute beside other tests"]
 async fn a_delete_of_documents_with_many_keys_is_done_in_parts() {
     let database = "large_delete_by_keys";
     let cluster = users(database);

@@ -139,6 +139,10 @@ pub async fn run_releases(protected: &Protected, candidates: &mut [Candidate<'_>
             }
         }
     }
+    // Most writes release nothing, and this is called several times for each.
+    if releases.is_empty() {
+        return;
+    }
     let mut released: BTreeSet<usize> = releases.values().flatten().map(|slot| slot.candidate).collect();
     for (slot, event, _) in run(protected, candidates, releases, &NoTakeover).await {
         // It has failed, and is tried again at most: nothing more is reserved.

@@ -69,28 +69,29 @@ impl Times {
                 return None;
             }
         }
-        Doc::new(self.cluster.as_ref()?.as_bytes()).ok()
+        self.cluster_doc()
     }
 
     /// Whether `$clusterTime` is signed by the deployment. Without authentication it never is. A user who may advance the clock
     /// gets it unsigned, and no other user may send it unsigned.
     pub fn is_signed(&self) -> bool {
-        let signature = self
-            .cluster
-            .as_ref()
-            .and_then(|time| time.get_document("signature").ok());
-        signature.is_some_and(|signature| signature.get_i64("keyId").is_ok_and(|key| key != 0))
+        let key = self
+            .cluster_doc()
+            .and_then(|time| time.value_at("signature.keyId").ok()?);
+        key.and_then(|key| key.as_whole_number()).is_some_and(|key| key != 0)
+    }
+
+    fn cluster_doc(&self) -> Option<Doc<'_>> {
+        Doc::new(self.cluster.as_ref()?.as_bytes()).ok()
     }
 
     fn cluster_timestamp(&self) -> Option<Timestamp> {
-        self.cluster.as_ref()?.get_timestamp("clusterTime").ok()
+        timestamp_of(&self.cluster_doc()?.get("clusterTime").ok()??)
     }
 
     /// Appends `$clusterTime`; a command may carry it, too.
     pub fn append_cluster_to(&self, message: &mut Builder) {
-        if let Some(cluster) = &self.cluster
-            && let Ok(cluster) = Doc::new(cluster.as_bytes())
-        {
+        if let Some(cluster) = self.cluster_doc() {
             message.document("$clusterTime", cluster);
         }
     }

@@ -25,9 +25,9 @@ const IDS_BYTES_MAX: usize = 8 << 20;
 /// The most bytes of keys that documents read together may have. A key of several fields repeats their values for each element of an array.
 const KEY_BYTES_MAX: usize = 64 << 20;
 
-/// The most keys of documents that a delete of many deletes in one transaction. A slow machine deletes 2,000 reservations in a second, and the
-/// server gives a transaction a minute.
-const KEYS_MAX: usize = 20_000;
+/// The most keys of documents that a delete of many deletes in one transaction. The server gives a transaction a minute, and a busy machine
+/// deletes as few as 300 reservations in a second.
+const KEYS_MAX: usize = 5_000;
 
 /// The most documents that one read of several expects: more than have the `_id`s that it asks for.
 const SEVERAL_MAX: i32 = 10_000;

@@ -18,6 +18,11 @@ impl<T> Default for NamespaceMap<T> {
 }
 
 impl<T> NamespaceMap<T> {
+    /// The number of collections.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The value for `collection` in `database`.
     pub fn get(&self, database: &[u8], collection: &[u8]) -> Option<&T> {
         let place = self.place(database, collection).ok()?;

@@ -117,7 +117,7 @@ impl<'a> Builds<'a> {
         let mut backfilled = Backfilled::default();
         // Once for all of them.
         let is_meant = |one: &Constraint| meant.iter().any(|other| other.has_name_of(one));
-        reserving.await_dropped(client, membership, is_meant).await?;
+        reserving.await_former(client, membership, is_meant).await?;
         let is_own = |one: &&Arc<Constraint>| self.is_own(one);
         let (own, others): (Vec<_>, Vec<_>) = meant.iter().partition(is_own);
         for constraint in own.into_iter().chain(others) {

@@ -321,6 +321,12 @@ async fn note_own(
     let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));
     // The cluster may have lost a definition since, with a dropped database for example.
     let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
+    // One constraint that can't be made anew mustn't keep the writes to all other collections waiting.
+    if let Some(doubt) = membership.doubt()
+        && !is_any_unlisted
+    {
+        end_doubt(service, membership, doubt).await?;
+    }
     let must_list = is_any_unlisted || membership.doubt().is_some();
     // Nothing else may wait for writes that former definitions decided, once a list or a reload was applied in part.
     if !must_list && !service.writes.is_redefined() {

@@ -11,6 +11,9 @@ use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
 
+/// The most bytes in the name of a collection with its database: the server has no longer ones.
+const NAMESPACE_MAX: usize = 255;
+
 /// Answers the classifier's questions from `protection`. Notes whether the command may write, and to which undeclared collections.
 pub struct Guard<'a, P> {
     protection: &'a P,
@@ -41,13 +44,18 @@ impl<'a, P: Protection> Guard<'a, P> {
     }
 }
 
+/// Whether the server takes these names. A longer one would fill the register.
+fn can_exist(database: &[u8], collection: &[u8]) -> bool {
+    let length = database.len() + 1 + collection.len();
+    !database.is_empty() && !collection.is_empty() && length <= NAMESPACE_MAX
+}
+
 impl<P: Protection> Protection for Guard<'_, P> {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
         self.is_asked.set(true);
         if let Some(membership) = self.membership
             && !membership.has_declared(database, collection)
-            && !database.is_empty()
-            && !collection.is_empty()
+            && can_exist(database, collection)
         {
             let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
             let namespace = Namespace::new(database, collection);
@@ -83,5 +91,18 @@ impl<P: Protection> Protection for Guard<'_, P> {
 
     fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField> {
         self.protection.encrypted(database, collection, fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collection_has_a_name_of_some_length() {
+        assert!(can_exist(b"a", b"b"));
+        assert!(!can_exist(b"", b"b") && !can_exist(b"a", b""));
+        let long = [b'x'; NAMESPACE_MAX];
+        assert!(can_exist(b"a", &long[2..]) && !can_exist(b"a", &long[1..]));
     }
 }

@@ -23,6 +23,9 @@ use crate::namespace::{Namespace, OF_MONGODB};
 use crate::namespace_map::NamespaceMap;
 use crate::proxy_collection::StoreError;
 
+/// The most declared collections that a Keyward remembers. An application may make new ones all day, and drop them.
+const DECLARED_MAX: usize = 20_000;
+
 /// The state of the list of clients' constraints, as a Keyward sees it at its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ClientsView {
@@ -262,13 +265,7 @@ impl Membership {
             // constraints while there was none.
             return Ok(false);
         }
-        self.declared.rcu(|declared| {
-            let mut declared = NamespaceMap::clone(declared);
-            for Namespace { database, collection } in &new {
-                declared.insert(database, collection, ());
-            }
-            declared
-        });
+        self.declared.rcu(|declared| with_declared(declared, &new));
         Ok(true)
     }
 
@@ -493,5 +490,35 @@ impl Membership {
         if let Err(error) = left {
             tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
         }
+    }
+}
+
+/// The `declared` collections with `new` ones. Past [`DECLARED_MAX`] it forgets the others: the next write to each declares it again.
+fn with_declared(declared: &NamespaceMap<()>, new: &BTreeSet<Namespace>) -> NamespaceMap<()> {
+    let mut declared = match declared.len() + new.len() > DECLARED_MAX {
+        true => NamespaceMap::default(),
+        false => declared.clone(),
+    };
+    for Namespace { database, collection } in new {
+        declared.insert(database, collection, ());
+    }
+    declared
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_every_collection_is_remembered_that_was_ever_declared() {
+        let name = |n: usize| Namespace::new("many", format!("c{n}"));
+        let declare = |declared: &NamespaceMap<()>, range: std::ops::Range<usize>| {
+            with_declared(declared, &range.map(name).collect())
+        };
+        let full = declare(&declare(&NamespaceMap::default(), 0..1), 1..DECLARED_MAX);
+        assert_eq!(full.len(), DECLARED_MAX);
+        let next = declare(&full, DECLARED_MAX..DECLARED_MAX + 2);
+        assert_eq!(next.len(), 2);
+        assert!(next.get(b"many", format!("c{DECLARED_MAX}").as_bytes()).is_some());
     }
 }

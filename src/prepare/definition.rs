@@ -331,8 +331,9 @@ impl Definitions {
         if now == ConstraintState::Backfilled {
             filter.insert("$nor", [&enforced]);
         }
-        let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
+        let mut set = doc! { "state": now.name() };
         if now == ConstraintState::Enforced {
+            set.insert(PROXY_FIELD.as_str(), proxy);
             set.insert(ENFORCED_IN, backfill_epoch);
             set.insert(WAS_ENFORCED, true);
         }

@@ -42,7 +42,7 @@ use crate::backfill_share::BackfillShare;
 use crate::catalog::Protected;
 use crate::constraint::{Constraint, Strategy};
 use crate::default_collations::DefaultCollations;
-use crate::fleet::{Membership, RegisterEntry};
+use crate::fleet::Membership;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -87,13 +87,6 @@ pub async fn prepare(
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
-    if let Some(membership) = membership {
-        let any = |_: &RegisterEntry| true;
-        let replaced = &reserving.replaced;
-        reserving
-            .await_writes_of_others(client, membership, replaced, any)
-            .await?;
-    }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
     let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && !is_deferred(constraint);

@@ -142,17 +142,23 @@ impl ReservingConstraints {
         Ok(())
     }
 
-    /// The same for those constraints that `are_meant`, and whose proxy collections were dropped before all documents were reserved. No
-    /// constraint relied on their reservations, so it waits only for the Keywards that list one of these constraints.
+    /// The same for those constraints that `are_meant`, and whose proxy collections were replaced. No constraint relied on
+    /// one that was dropped before all documents were reserved. For those it waits only for the Keywards that list one of these constraints.
     ///
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't answer.
-    pub async fn await_dropped(
+    pub async fn await_former(
         &self,
         client: &Client,
         membership: &Membership,
         are_meant: impl Fn(&Constraint) -> bool,
     ) -> Result<(), PrepareError> {
+        let replaced = self.replaced.iter().filter(|constraint| are_meant(constraint));
+        let replaced: Vec<_> = replaced.cloned().collect();
+        if !replaced.is_empty() {
+            let any = |_: &RegisterEntry| true;
+            self.await_writes_of_others(client, membership, &replaced, any).await?;
+        }
         let awaiting = self.awaiting.iter().map(|(constraint, _)| constraint.clone());
         let awaiting: Vec<_> = awaiting.filter(|constraint| are_meant(constraint)).collect();
         if awaiting.is_empty() {
@@ -278,7 +284,7 @@ impl ReservingConstraints {
         (if_claimed, share): (IfClaimed, BackfillShare),
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         if let Some(membership) = membership {
-            self.await_dropped(client, membership, &are_meant).await?;
+            self.await_former(client, membership, &are_meant).await?;
         }
         let mut waiting = Vec::new();
         let mut pending = Vec::new();

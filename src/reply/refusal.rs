@@ -78,10 +78,10 @@ pub enum WriteRefusal {
         /// The limit.
         documents_max: usize,
     },
-    /// The keys of the documents of an insert in a client's transaction are too large.
+    /// The keys of the documents of one statement, or of one insert in a client's transaction, are too large.
     #[error(
-        "the documents of this insert have more than {} MiB of keys under the unique constraints of {namespace}, because a key of several \
-         fields repeats their values for each element of an array; insert fewer documents with one command of a transaction",
+        "the documents of this statement have more than {} MiB of keys under the unique constraints of {namespace}, because each element of an \
+         array is a key, and a key of several fields repeats their values; write fewer documents at a time",
         bytes_max >> 20
     )]
     TooManyKeys {
@@ -193,7 +193,10 @@ impl WriteRefusal {
     /// statements are missing. That is safe only if there are no such results, or if the driver resends the command.
     pub fn is_of_one_statement(&self, has_results: bool) -> bool {
         match self {
-            WriteRefusal::TooMany { .. } | WriteRefusal::TooLarge { .. } | WriteRefusal::OutOfSight { .. } => true,
+            WriteRefusal::TooMany { .. }
+            | WriteRefusal::TooManyKeys { .. }
+            | WriteRefusal::TooLarge { .. }
+            | WriteRefusal::OutOfSight { .. } => true,
             WriteRefusal::Unsure { retryable, .. } => has_results && !retryable,
             WriteRefusal::Unregistered { label, .. } => has_results && label.is_none(),
             _ => false,

@@ -79,10 +79,10 @@ pub enum End {
         "a message wasn't whole within limits.message_timeout: the client sent nothing more, or all of limits.max_buffered_bytes was in use"
     )]
     Stalled,
-    /// The client doesn't read its replies, so that a message of its own or Keyward's reply can't go on, which takes memory that others
-    /// need.
+    /// The client doesn't read its replies. So a message of its own or Keyward's reply can't go on, which takes memory that others need. Or a
+    /// new catalog waits for the reply to a write.
     #[error(
-        "the client read nothing within limits.message_timeout, while a message or a reply of its own held a part of limits.max_buffered_bytes"
+        "the client read nothing within limits.message_timeout, while its message or reply held a part of limits.max_buffered_bytes, or a change of constraints waited"
     )]
     Unread,
     /// No message came for a long time.

@@ -55,7 +55,7 @@ impl Session {
         let idle = Some(self.limits.idle_timeout).filter(|idle| !idle.is_zero());
         match &self.drain {
             Some(drain) => Some(drain.quiet()),
-            None if self.is_within_message() || self.holds_memory() => Some(self.limits.message_timeout),
+            None if self.is_within_message() || self.holds_others_up() => Some(self.limits.message_timeout),
             None => idle.map(|idle| idle.min(self.limits.message_timeout)),
         }
     }
@@ -64,9 +64,13 @@ impl Session {
         self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Whether a message of the client, or Keyward's reply to one, holds a share of the common memory.
-    fn holds_memory(&self) -> bool {
-        self.client_in.share.is_held() || self.unpacked_share.is_held() || self.replies.holds_memory()
+    /// Whether a message of the client, or Keyward's reply to one, holds a share of the common memory. Or a new catalog waits for the reply to a
+    /// write.
+    fn holds_others_up(&self) -> bool {
+        self.client_in.share.is_held()
+            || self.unpacked_share.is_held()
+            || self.replies.holds_memory()
+            || self.next_epoch.is_some()
     }
 
     /// The consequence of the timer's ringing.
@@ -81,7 +85,7 @@ impl Session {
             return Some(End::Stalled).filter(|_| self.drain.is_none());
         }
         // Waiting for the server isn't the client's fault, however long it takes.
-        if self.holds_memory() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
+        if self.holds_others_up() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
             return Some(End::Unread);
         }
         let may_go = self.continues_nothing();

@@ -179,6 +179,35 @@ fn with_a_write_of_another_keyward_under_way() {
     assert_eq!(quick.insert(DATABASE, user(6, "z", "free")), Err(11_000));
 }
 
+/// The other Keyward reserves for the constraint only since its reload.
+#[test]
+fn with_a_write_under_way_as_another_keyward_reloads() {
+    const DATABASE: &str = "reservations_dropped_reloaded";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let relay = Relay::start(cluster.router_address());
+    let slow = Keyward::of_in(&settings(&relay.uri(), DATABASE, "compensating"), &HASTE).leaving();
+    slow.insert(DATABASE, user(1, "a", "1")).unwrap();
+    let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", cluster.uri());
+    let other = Keyward::of_in(&without, &HASTE).leaving();
+    std::thread::scope(|scope| {
+        let held = relay.hold(b"\x02insert\0\x06\0\0\0users\0");
+        let written = scope.spawn(|| slow.insert(DATABASE, user(2, "a", "late")));
+        held.wait();
+        drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+        let with = settings(&cluster.uri(), DATABASE, "compensating");
+        let reloaded = scope.spawn(|| other.reload(&with));
+        other.until("it waits for the other one, or doesn't", || {
+            other.log().contains("waiting for 9s 500ms") || reloaded.is_finished()
+        });
+        drop(held);
+        assert_eq!(written.join().unwrap(), Ok(()));
+        let outcome = reloaded.join().unwrap();
+        assert_eq!(outcome["outcome"], "applied", "{outcome}");
+    });
+    assert_refused_until_known(&other, DATABASE, "late");
+}
+
 /// A backfill in the background may take hours. It pauses meanwhile, for a minute or more after its first batches.
 #[test]
 fn while_a_clients_index_is_built() {

@@ -72,6 +72,9 @@ pub enum Failure {
     /// lacks a part.
     #[error("it is unknown whether a transaction was committed")]
     InDoubt(ErrorReply),
+    /// Keyward doesn't go on with the transaction, and has aborted it.
+    #[error(transparent)]
+    Refused(WriteRefusal),
 }
 
 /// A reply with `ok: 0`.
@@ -87,6 +90,9 @@ impl Failure {
         match self {
             Failure::Forward(error) => Err(error),
             Failure::ErrorReply(reply) | Failure::InDoubt(reply) => Ok(reply),
+            Failure::Refused(refusal) => Ok(ErrorReply {
+                body: refusal.body(&Times::default()),
+            }),
         }
     }
 }

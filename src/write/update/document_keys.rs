@@ -13,6 +13,7 @@ use crate::command::statement::Selection;
 use crate::constraint::{KeyError, id_identity, root_of};
 use crate::proxy_collection::{ABSENT_FIELD, Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::reply::WriteRefusal;
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 use crate::write::forward_error::ForwardError;
@@ -22,8 +23,15 @@ use crate::write::txn::{Failure, Transaction, append_read_concern};
 /// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
 
-/// The most bytes of keys that documents read together may have. A key of several fields repeats their values for each element of an array.
+/// The most bytes of keys that a delete of many deletes in one transaction. A key of several fields repeats their values for each element of an
+/// array.
 const KEY_BYTES_MAX: usize = 64 << 20;
+
+/// The most bytes of memory that the keys of documents read together may take, if there are several documents.
+const KEY_MEMORY_MAX: usize = 512 << 20;
+
+/// About the bytes of memory that a key takes beside its values.
+const KEY_OVERHEAD: usize = 256;
 
 /// The most keys of documents that a delete of many deletes in one transaction. The server gives a transaction a minute, and a busy machine
 /// deletes as few as 300 reservations in a second.
@@ -110,6 +118,10 @@ impl KeyCount {
         self.bytes += document.key_bytes();
         self.keys <= KEYS_MAX && self.bytes <= KEY_BYTES_MAX
     }
+
+    fn memory(&self) -> usize {
+        self.bytes + self.keys * KEY_OVERHEAD
+    }
 }
 
 /// How many of these documents have no more keys than one evaluation may have; at least one.
@@ -143,6 +155,9 @@ impl Most {
 
 /// Reads the documents that `selection` selects, at most `most` of them. `kept` gets the top-level fields that keys and routes are made of, of
 /// each document of the first reply.
+///
+/// # Errors
+/// [`Failure::Refused`], and the transaction is aborted, if their keys take too much memory.
 pub async fn read(
     protected: &Protected,
     selection: &Selection<'_>,
@@ -169,6 +184,13 @@ pub async fn read(
             documents.push(document);
             if !fits {
                 break;
+            }
+            if documents.len() > 1 && count.memory() > KEY_MEMORY_MAX {
+                transaction.abort(upstream).await?;
+                return Err(Failure::Refused(WriteRefusal::TooManyKeys {
+                    namespace: protected.namespace.clone(),
+                    bytes_max: KEY_MEMORY_MAX,
+                }));
             }
         }
         let Some(id) = cursor::more(Doc::new(&reply)?)? else {
@@ -386,9 +408,13 @@ fn append_variables(command: &mut Builder, selection: &Selection<'_>) -> Result<
     };
     command.open(ElementType::EmbeddedDocument, b"let");
     let variables = variables.map(Element::as_document).transpose()?.flatten();
+    let hidden = constants
+        .elements()
+        .map(|constant| constant.map(|constant| constant.name));
+    let hidden: HashSet<&[u8]> = hidden.collect::<Result<_, _>>()?;
     for variable in variables.into_iter().flat_map(Doc::elements) {
         let variable = variable?;
-        if !constants.any(|constant| Ok(constant.name == variable.name))? {
+        if !hidden.contains(variable.name) {
             command.element(&variable);
         }
     }

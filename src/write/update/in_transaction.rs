@@ -67,6 +67,7 @@ impl StatementRun<'_, '_> {
                     return Ok(StatementResult::ErrorReply(reply.body));
                 }
                 Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                Err(Failure::Refused(refusal)) => Some(StatementResult::Refused(refusal)),
                 Err(failure) => {
                     let is_in_doubt = matches!(failure, Failure::InDoubt(_));
                     let refused = failure.into_reply()?;
@@ -143,6 +144,7 @@ impl StatementRun<'_, '_> {
                 StatementResult::ErrorReply(refused.in_doubt(self.op.is_retryable()).body),
             ),
             Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+            Err(Failure::Refused(refusal)) => Some(StatementResult::Refused(refusal)),
             Err(failure) => Some(StatementResult::ErrorReply(failure.into_reply()?.body)),
         };
         transaction.abort(self.op.upstream).await?;
@@ -176,7 +178,7 @@ impl StatementRun<'_, '_> {
         match self.recorded().await {
             Ok(recorded) => Ok(recorded.is_some()),
             Err(Failure::Forward(error)) => Err(error),
-            Err(Failure::ErrorReply(_) | Failure::InDoubt(_)) => Ok(true),
+            Err(_) => Ok(true),
         }
     }
 
@@ -272,6 +274,7 @@ impl StatementRun<'_, '_> {
         }
         let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {
             Ok(evaluated) => evaluated,
+            Err(Failure::Refused(refusal)) => return Ok(StatementResult::Refused(refusal)),
             Err(failure) => {
                 let refused = failure.into_reply()?;
                 self.leave_or_abort(transaction, &refused).await?;

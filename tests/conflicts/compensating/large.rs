@@ -100,6 +100,18 @@ async fn the_keys_of_a_batch_are_not_all_in_memory_at_once() {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 900 << 10, "{peak} KiB");
+    // An update has all keys of its documents in memory.
+    let change = |query: Document| {
+        let longer = doc! { "$set": { "text": "y".repeat(300_000) } };
+        let first = doc! { "q": { "_id": 0 }, "u": { "$set": { "name": "first" } } };
+        let both = vec![first, doc! { "q": query, "u": longer, "multi": true }];
+        send(&keyward.address, database, doc! { "update": "users", "updates": both }).unwrap()
+    };
+    let reply = change(doc! {});
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_eq!(write_errors(&reply), [(1, 146)], "{reply}");
+    let reply = change(doc! { "_id": { "$lt": 3 } });
+    assert_eq!(reply.get_i32("nModified").unwrap(), 3, "{reply}");
 }
 
 /// One transaction would live for too short.

@@ -378,6 +378,32 @@ fn a_strategy_that_is_stated_makes_no_other_constraint() {
     }
 }
 
+/// Its write waits behind a reply that it doesn't read, so nothing but the end of its connection shows that the write is over.
+#[test]
+fn a_reload_does_not_wait_for_a_client_that_reads_nothing() {
+    let database = "reload_beside_unread";
+    drop_database(database);
+    let keyward = Keyward::of(&settings(database, &[], "limits: { message_timeout: 1s }\n"));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    for n in 0..15 {
+        let large = doc! { "_id": n, "text": "x".repeat(1_000_000) };
+        let insert = doc! { "insert": "large", "documents": [large] };
+        assert!(is_ok(&keyward.run(database, insert).unwrap()));
+    }
+    let mut client = Connection::open(&keyward.address);
+    let forwarded = || keyward.metric("keyward_client_commands_forwarded_total");
+    let before = forwarded();
+    for _ in 0..3 {
+        client.send(database, &doc! { "find": "large" }).unwrap();
+    }
+    let late = doc! { "insert": "users", "documents": [user(2, "b@x", "2")] };
+    client.send(database, &late).unwrap();
+    keyward.until("the write is forwarded", || forwarded() >= before + 4);
+    let outcome = keyward.reload(&settings(database, &["email"], "limits: { message_timeout: 1s }\n"));
+    assert_eq!(outcome["outcome"], "applied", "{outcome}");
+    assert_eq!(keyward.insert(database, user(3, "b@x", "3")), Err(11000));
+}
+
 /// Long reads, and builds of plain indexes, change no document: a change of the constraints waits for neither.
 #[test]
 fn a_reload_does_not_wait_for_reads_and_index_builds() {

@@ -96,7 +96,7 @@ impl StrictInsert {
             Ok(TransactionOutcome::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
-            Ok(_) | Err(Failure::ErrorReply(_)) => {
+            Ok(_) | Err(Failure::ErrorReply(_) | Failure::Refused(_)) => {
                 transaction.abort(op.upstream).await?;
                 Ok(Done::Nothing)
             }

@@ -165,6 +165,7 @@ impl StrictInsert {
                 Ok(TransactionOutcome::Failed(refused.body))
             }
             Err(Failure::InDoubt(refused)) => Ok(TransactionOutcome::InDoubt(refused.in_doubt(op.is_retryable()).body)),
+            Err(failure @ Failure::Refused(_)) => Ok(TransactionOutcome::Failed(failure.into_reply()?.body)),
         }
     }
 

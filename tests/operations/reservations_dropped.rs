@@ -190,12 +190,12 @@ fn with_a_write_under_way_as_another_keyward_reloads() {
     slow.insert(DATABASE, user(1, "a", "1")).unwrap();
     let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", cluster.uri());
     let other = Keyward::of_in(&without, &HASTE).leaving();
+    let with = settings(&cluster.uri(), DATABASE, "compensating");
     std::thread::scope(|scope| {
         let held = relay.hold(b"\x02insert\0\x06\0\0\0users\0");
         let written = scope.spawn(|| slow.insert(DATABASE, user(2, "a", "late")));
         held.wait();
         drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
-        let with = settings(&cluster.uri(), DATABASE, "compensating");
         let reloaded = scope.spawn(|| other.reload(&with));
         other.until("it waits for the other one, or doesn't", || {
             other.log().contains("waiting for 9s 500ms") || reloaded.is_finished()

@@ -29,6 +29,15 @@ impl<T> NamespaceMap<T> {
         Some(&self.0[place].value)
     }
 
+    /// Drops every second collection.
+    pub fn halve(&mut self) {
+        let mut stays = false;
+        self.0.retain(|_| {
+            stays = !stays;
+            stays
+        });
+    }
+
     /// Adds a value, or replaces the present one.
     pub fn insert(&mut self, database: &str, collection: &str, value: T) {
         let (database, collection) = (database.as_bytes().to_vec(), collection.as_bytes().to_vec());

@@ -24,7 +24,7 @@ use crate::namespace_map::NamespaceMap;
 use crate::proxy_collection::StoreError;
 
 /// The most declared collections that a Keyward remembers. An application may make new ones all day, and drop them.
-const DECLARED_MAX: usize = 20_000;
+const DECLARED_MAX: usize = 50_000;
 
 /// The state of the list of clients' constraints, as a Keyward sees it at its start.
 #[derive(Debug, Clone, Copy, Default)]
@@ -493,12 +493,12 @@ impl Membership {
     }
 }
 
-/// The `declared` collections with `new` ones. Past [`DECLARED_MAX`] it forgets the others: the next write to each declares it again.
+/// The `declared` collections with `new` ones. Past [`DECLARED_MAX`] it forgets half of the others: the next write to each declares it again.
 fn with_declared(declared: &NamespaceMap<()>, new: &BTreeSet<Namespace>) -> NamespaceMap<()> {
-    let mut declared = match declared.len() + new.len() > DECLARED_MAX {
-        true => NamespaceMap::default(),
-        false => declared.clone(),
-    };
+    let mut declared = declared.clone();
+    if declared.len() + new.len() > DECLARED_MAX {
+        declared.halve();
+    }
     for Namespace { database, collection } in new {
         declared.insert(database, collection, ());
     }
@@ -518,7 +518,7 @@ mod tests {
         let full = declare(&declare(&NamespaceMap::default(), 0..1), 1..DECLARED_MAX);
         assert_eq!(full.len(), DECLARED_MAX);
         let next = declare(&full, DECLARED_MAX..DECLARED_MAX + 2);
-        assert_eq!(next.len(), 2);
+        assert_eq!(next.len(), DECLARED_MAX / 2 + 2);
         assert!(next.get(b"many", format!("c{DECLARED_MAX}").as_bytes()).is_some());
     }
 }

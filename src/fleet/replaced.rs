@@ -63,7 +63,7 @@ pub(super) async fn renew_gone(
         gone.iter()
             .any(|one| one.constraint.namespace() == constraint.namespace())
     });
-    let reserving = prepare::make(client, &wanted, kept.lease, &service.metrics).await?;
+    let mut reserving = prepare::make(client, &wanted, kept.lease, &service.metrics).await?;
     // Commands that began before the constraint's record said so may have reserved in the former collection.
     let past = service.writes.begin_epoch();
     let ended = service.writes.await_past(past, Duration::MAX).await;
@@ -74,6 +74,7 @@ pub(super) async fn renew_gone(
     reserving
         .await_writes_of_others(client, membership, &unready, any)
         .await?;
+    reserving.note_waited_for(is_gone);
     for constraint in &unready {
         let is_it = |one: &Constraint| one.has_name_of(constraint);
         let never = |_: &Constraint| false;

@@ -332,8 +332,10 @@ impl Definitions {
             filter.insert("$nor", [&enforced]);
         }
         let mut set = doc! { "state": now.name() };
-        if now == ConstraintState::Enforced {
+        if let Some(proxy) = proxy {
             set.insert(PROXY_FIELD.as_str(), proxy);
+        }
+        if now == ConstraintState::Enforced {
             set.insert(ENFORCED_IN, backfill_epoch);
             set.insert(WAS_ENFORCED, true);
         }

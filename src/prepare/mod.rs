@@ -87,6 +87,10 @@ pub async fn prepare(
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
+    if let Some(membership) = membership {
+        // Until all documents are reserved anew, clients' writes don't meet their keys: so before Keyward serves any.
+        reserving.await_replaced(client, membership, |_| true).await?;
+    }
     // Clients' constraints are backfilled while Keyward serves.
     let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
     let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && !is_deferred(constraint);

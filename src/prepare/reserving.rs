@@ -142,8 +142,32 @@ impl ReservingConstraints {
         Ok(())
     }
 
-    /// The same for those constraints that `are_meant`, and whose proxy collections were replaced. No constraint relied on
-    /// one that was dropped before all documents were reserved. For those it waits only for the Keywards that list one of these constraints.
+    /// Notes that no write takes effect any more that has its reservations in the former proxy collections of those that `are_meant`.
+    pub fn note_waited_for(&mut self, are_meant: impl Fn(&Constraint) -> bool) {
+        self.replaced.retain(|constraint| !are_meant(constraint));
+    }
+
+    /// Waits as [`ReservingConstraints::await_writes_of_others`], for those constraints that `are_meant`, and whose proxy collections were replaced.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if the cluster doesn't answer.
+    pub async fn await_replaced(
+        &self,
+        client: &Client,
+        membership: &Membership,
+        are_meant: impl Fn(&Constraint) -> bool,
+    ) -> Result<(), PrepareError> {
+        let replaced = self.replaced.iter().filter(|constraint| are_meant(constraint));
+        let replaced: Vec<_> = replaced.cloned().collect();
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let any = |_: &RegisterEntry| true;
+        self.await_writes_of_others(client, membership, &replaced, any).await
+    }
+
+    /// The same, also for those whose proxy collections were dropped before all documents were reserved. No constraint relied on their
+    /// reservations. So it waits there only for the Keywards that list one of these constraints.
     ///
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't answer.
@@ -153,12 +177,7 @@ impl ReservingConstraints {
         membership: &Membership,
         are_meant: impl Fn(&Constraint) -> bool,
     ) -> Result<(), PrepareError> {
-        let replaced = self.replaced.iter().filter(|constraint| are_meant(constraint));
-        let replaced: Vec<_> = replaced.cloned().collect();
-        if !replaced.is_empty() {
-            let any = |_: &RegisterEntry| true;
-            self.await_writes_of_others(client, membership, &replaced, any).await?;
-        }
+        self.await_replaced(client, membership, &are_meant).await?;
         let awaiting = self.awaiting.iter().map(|(constraint, _)| constraint.clone());
         let awaiting: Vec<_> = awaiting.filter(|constraint| are_meant(constraint)).collect();
         if awaiting.is_empty() {
@@ -299,6 +318,8 @@ impl ReservingConstraints {
                     let guard = membership.map(|membership| (membership, identity));
                     let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), guard).await?;
                     one.share = share;
+                    one.is_waited_for =
+                        guard.is_some() || !self.replaced.iter().any(|other| other.has_name_of(&proxy.constraint));
                     one.may_be_left_out = are_new(&proxy.constraint) && proxy.constraint.may_be_left_out();
                     pending.push(one);
                 }
@@ -395,6 +416,8 @@ struct Backfilling<'a> {
     may_be_left_out: bool,
     /// How fast the backfill may be.
     share: BackfillShare,
+    /// Whether no write takes effect any more that has its reservations in the proxy collection before this one.
+    is_waited_for: bool,
 }
 
 /// The result for the documents of a constraint.
@@ -431,6 +454,7 @@ impl<'a> Backfilling<'a> {
             guard,
             may_be_left_out: false,
             share: BackfillShare::ALL,
+            is_waited_for: false,
         })
     }
 
@@ -499,7 +523,8 @@ impl<'a> Backfilling<'a> {
         let (namespace, constraint) = (&self.protected.namespace, self.constraint());
         let definitions = Definitions::of(self.client, namespace);
         let (proxy, state) = (
-            self.between.proxy.as_ref(),
+            // Otherwise a Keyward that starts wouldn't know that it has to wait.
+            self.between.proxy.as_ref().filter(|_| self.is_waited_for),
             match self.guard {
                 Some(_) => ConstraintState::Enforced,
                 None => ConstraintState::Backfilled,

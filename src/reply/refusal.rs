@@ -80,8 +80,8 @@ pub enum WriteRefusal {
     },
     /// The keys of the documents of one statement, or of one insert in a client's transaction, are too large.
     #[error(
-        "the documents of this statement have more than {} MiB of keys under the unique constraints of {namespace}, because each element of an \
-         array is a key, and a key of several fields repeats their values; write fewer documents at a time",
+        "the keys of the documents of this statement take more than {} MiB of memory under the unique constraints of {namespace}, because each \
+         element of an array is a key, and a key of several fields repeats their values; write fewer documents at a time",
         bytes_max >> 20
     )]
     TooManyKeys {

@@ -13,6 +13,8 @@ use crate::proxy_collection::{StoreError, answered};
 
 /// The number of changes that are audited together.
 const BATCH: usize = 1_000;
+/// About the most bytes of documents that are audited together.
+const BATCH_BYTES: usize = 16 << 20;
 /// How long the server waits for a change before it answers that there is none.
 const AWAITED: Duration = Duration::from_secs(1);
 
@@ -66,10 +68,15 @@ impl ChangeReader {
             is_last: false,
             is_invalidated: false,
         };
-        while batch.documents.len() < BATCH && !batch.is_last && !batch.is_invalidated {
+        let mut bytes = 0;
+        while batch.documents.len() < BATCH && bytes < BATCH_BYTES && !batch.is_last && !batch.is_invalidated {
             match self.stream.next_if_any().await? {
                 Some(event) => {
                     batch.is_invalidated = event.operation_type == OperationType::Invalidate;
+                    bytes += event
+                        .full_document
+                        .as_ref()
+                        .map_or(0, |document| document.as_bytes().len());
                     batch.documents.extend(event.full_document);
                 }
                 None => batch.is_last = true,

@@ -18,6 +18,15 @@ use crate::reply::Times;
 /// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
 pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
 
+/// How many replies to a `find` to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replies {
+    /// All of them.
+    All,
+    /// Only the first one: those to a `getMore` ignore prepared transactions.
+    One,
+}
+
 /// Runs commands in one database, and remembers the latest cluster times of the replies.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {
@@ -39,15 +48,27 @@ impl Finder {
 
     /// Runs `command` (a whole `find` command) and reads its cursor to the end.
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let found = self.find_each(command, Replies::All, Ok).await?;
+        Ok(found.unwrap_or_default())
+    }
+
+    /// The same, but keeps only what `take` makes of each document: together they may have gigabytes. `None` if there is more than one reply,
+    /// and only one may be read.
+    pub(super) async fn find_each<T>(
+        &self,
+        command: RawDocumentBuf,
+        replies: Replies,
+        take: impl Fn(RawDocumentBuf) -> Result<T, StoreError>,
+    ) -> Result<Option<Vec<T>>, StoreError> {
         let mut session = self.sessions.take().await?;
-        let (documents, times) = within(
+        let (taken, times) = within(
             self.limit,
-            find_in_transaction(&mut session, &self.database, as_a_write_sees(command)),
+            find_each_in_transaction(&mut session, &self.database, as_a_write_sees(command), replies, take),
         )
         .await?;
         self.sessions.keep(session);
         self.sessions.note(times);
-        Ok(documents)
+        Ok(taken)
     }
 
     /// The latest cluster times of its reads, and of the writes in the same sessions.
@@ -74,15 +95,38 @@ pub(super) async fn find_in_transaction(
     database: &Database,
     command: RawDocumentBuf,
 ) -> Result<(Vec<RawDocumentBuf>, Times), StoreError> {
+    let (documents, times) = find_each_in_transaction(session, database, command, Replies::All, Ok).await?;
+    Ok((documents.unwrap_or_default(), times))
+}
+
+/// The same as [`Finder::find_each`] does, in `session`.
+async fn find_each_in_transaction<T>(
+    session: &mut ClientSession,
+    database: &Database,
+    command: RawDocumentBuf,
+    replies: Replies,
+    take: impl Fn(RawDocumentBuf) -> Result<T, StoreError>,
+) -> Result<(Option<Vec<T>>, Times), StoreError> {
     let cursor = database.run_raw_cursor_command(command).session(&mut *session);
     let mut cursor = cursor.batch().await?;
     let mut batches = cursor.stream(session);
-    let (mut documents, mut times) = (Vec::new(), Times::default());
+    let (mut taken, mut times) = (Vec::new(), Times::default());
     while let Some(batch) = batches.try_next().await? {
         times.advance(Times::of_raw(batch.as_raw_document()));
-        documents.append(&mut documents_of(&batch)?);
+        for document in documents_of(&batch)? {
+            taken.push(take(document)?);
+        }
+        if replies == Replies::One && is_followed(&batch) {
+            return Ok((None, times));
+        }
     }
-    Ok((documents, times))
+    Ok((Some(taken), times))
+}
+
+/// Whether the server has more documents than this batch and those before.
+fn is_followed(batch: &RawBatch) -> bool {
+    let cursor = batch.as_raw_document().get_document("cursor");
+    cursor.and_then(|cursor| cursor.get_i64("id")).is_ok_and(|id| id != 0)
 }
 
 /// The documents of one batch of a cursor.

@@ -3,7 +3,7 @@
 //! The value decides: Keyward computes the keys of the documents it finds, with the constraint itself. A document with the
 //! owner's `_id` but another key isn't the owner.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 
 use bson::raw::CString;
@@ -12,7 +12,7 @@ use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cs
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::filter::equal_to;
-use super::find::ALL_AT_ONCE;
+use super::find::{ALL_AT_ONCE, Replies};
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
@@ -76,13 +76,18 @@ impl ProxyCollection {
     /// Another document of the same look-up that holds the key doesn't count.
     pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(pairs.len());
-        for pairs in pairs.chunks(self.owners_max()) {
+        let mut parts: VecDeque<_> = pairs.chunks(self.owners_max()).collect();
+        while let Some(pairs) = parts.pop_front() {
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             let mut ids_of_unknown = HashSet::new();
-            let asked: HashSet<&Key> = pairs.iter().map(|(key, _)| *key).collect();
-            for document in self.owners(pairs, scope).await? {
-                let id = id_identity(&id_of(&document)?);
-                match self.keys_of(&document)?.among(&asked) {
+            let Some(owners) = self.owners(pairs, scope).await? else {
+                let (first, rest) = pairs.split_at(pairs.len() / 2);
+                parts.push_front(rest);
+                parts.push_front(first);
+                continue;
+            };
+            for (id, keys) in owners {
+                match keys {
                     StoredKeys::These(keys) => {
                         for key in keys {
                             ids_of_owners.entry(key).or_default().push(id.clone());
@@ -136,13 +141,32 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// Reads the documents with the `_id`s of these owners, within `scope`.
-    async fn owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+    /// Reads the documents with the `_id`s of these owners, within `scope`: the identity of each `_id`, and its keys among those asked for.
+    /// `None` if there are several owners, and one reply doesn't have all of them, as a linearizable read must.
+    async fn owners(
+        &self,
+        pairs: &[(&Key, &Owner)],
+        scope: Scope,
+    ) -> Result<Option<Vec<(Vec<u8>, StoredKeys)>>, StoreError> {
         let found = self.find_owners(pairs, scope);
         asking(ProxyRequest::LookUp, &self.constraint, pairs.len(), found).await
     }
 
-    async fn find_owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+    async fn find_owners(
+        &self,
+        pairs: &[(&Key, &Owner)],
+        scope: Scope,
+    ) -> Result<Option<Vec<(Vec<u8>, StoredKeys)>>, StoreError> {
+        let asked: HashSet<&Key> = pairs.iter().map(|(key, _)| *key).collect();
+        // A single one is in the first reply of its shard.
+        let replies = match scope == Scope::Linearizable && pairs.len() > 1 {
+            true => Replies::One,
+            false => Replies::All,
+        };
+        let take = |document: RawDocumentBuf| {
+            let id = id_identity(&id_of(&document)?);
+            Ok((id, self.keys_of(&document)?.among(&asked)))
+        };
         let owners: Vec<&Owner> = pairs.iter().map(|(_, owner)| *owner).collect();
         let mut commands = Vec::new();
         for mut command in self.owner_reads(&owners, &[], scope)? {
@@ -152,10 +176,12 @@ impl ProxyCollection {
                 // Later replies would ignore prepared transactions.
                 command.append(cstr!("batchSize"), ALL_AT_ONCE);
             }
-            commands.push(self.find(command));
+            commands.push(self.finder.find_each(command, replies, &take));
         }
         let found = stream::iter(commands).buffer_unordered(ALONE_AT_ONCE);
-        within(self.limit, found.try_concat()).await
+        let found: Vec<Option<Vec<_>>> = within(self.limit, found.try_collect()).await?;
+        let found: Option<Vec<_>> = found.into_iter().collect();
+        Ok(found.map(|found| found.into_iter().flatten().collect()))
     }
 
     /// How many owners one look-up may have.

@@ -6,9 +6,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use bson::cstr;
 use mongodb::ClientSession;
 
-use super::find::find_in_transaction;
+use super::find::{ALL_AT_ONCE, find_in_transaction};
 use super::reading::find_keys;
 use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
@@ -65,12 +66,10 @@ impl ProxyCollection {
         owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
     ) -> Result<Vec<Moment>, StoreError> {
         let keys: Vec<&Key> = pairs.iter().map(|(key, _)| *key).collect();
-        let (entries, _) = find_in_transaction(
-            session,
-            &self.database,
-            find_keys(self.reservations.name(), keys.iter().copied()),
-        )
-        .await?;
+        let mut command = find_keys(self.reservations.name(), keys.iter().copied());
+        // Later replies would ignore prepared transactions.
+        command.append(cstr!("batchSize"), ALL_AT_ONCE);
+        let (entries, _) = find_in_transaction(session, &self.database, command).await?;
         let entries = entries.iter().map(|document| self.entry(document));
         let entries: Vec<ProxyDocument> = entries.collect::<Result<_, _>>()?;
         let reserved = |key: &Key| {
@@ -87,7 +86,8 @@ impl ProxyCollection {
             .collect();
         let keys: HashSet<&Key> = keys.into_iter().collect();
         let mut owners: Vec<(Owner, StoredKeys)> = Vec::new();
-        for command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
+        for mut command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
+            command.append(cstr!("batchSize"), ALL_AT_ONCE);
             let (documents, _) = find_in_transaction(session, &self.database, command).await?;
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;

@@ -114,6 +114,43 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
     testkit::assert_documents_and_reservations_agree(cluster, "sweep", "users", "email_1", email).await;
 }
 
+/// One reply doesn't have all owners, and each further one would ignore prepared transactions. So the sweeper asks for fewer at a time.
+#[tokio::test]
+async fn owners_that_no_one_reply_holds_are_looked_up_in_parts() {
+    const DATABASE: &str = "sweep_large";
+    let cluster = Cluster::shared();
+    shard_users(cluster, DATABASE);
+    let constraint = format!("  - {{ collection: {DATABASE}.users, key: {{ contact.email: 1 }} }}\n");
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "5s\nsweep: 1s", &constraint);
+    let users = keyward
+        .client()
+        .await
+        .database(DATABASE)
+        .collection::<Document>("users");
+    for id in 0..5 {
+        let contact = doc! { "email": id, "text": "x".repeat(7_000_000) };
+        users
+            .insert_one(doc! { "_id": id, "region": "a", "contact": contact })
+            .await
+            .unwrap();
+    }
+    let direct = cluster.client().database(DATABASE);
+    let past = direct.collection::<Document>("users");
+    past.delete_one(doc! { "_id": 4, "region": "a" }).await.unwrap();
+    let proxy = direct.collection::<Document>("keyward.users.contact.email_1");
+    // Where it names, no owner is.
+    let elsewhere = proxy
+        .update_many(doc! {}, doc! { "$set": { "route.region": "z" } })
+        .await;
+    assert_eq!(elsewhere.unwrap().modified_count, 5);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.count_documents(doc! { "owner": 4 }).await.unwrap() > 0 {
+        assert!(Instant::now() < deadline, "it isn't swept");
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert_eq!(proxy.count_documents(doc! {}).await.unwrap(), 4);
+}
+
 /// It looked for the owner where the collection had lain when Keyward was started, and swept nothing.
 #[tokio::test]
 async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {

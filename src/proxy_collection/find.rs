@@ -20,11 +20,11 @@ pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
 
 /// How many replies to a `find` to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Replies {
+pub(super) enum CursorReplies {
     /// All of them.
     All,
-    /// Only the first one: those to a `getMore` ignore prepared transactions.
-    One,
+    /// The first one: those to a `getMore` ignore prepared transactions.
+    First,
 }
 
 /// Runs commands in one database, and remembers the latest cluster times of the replies.
@@ -48,7 +48,7 @@ impl Finder {
 
     /// Runs `command` (a whole `find` command) and reads its cursor to the end.
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let found = self.find_each(command, Replies::All, Ok).await?;
+        let found = self.find_each(command, CursorReplies::All, Ok).await?;
         Ok(found.unwrap_or_default())
     }
 
@@ -57,7 +57,7 @@ impl Finder {
     pub(super) async fn find_each<T>(
         &self,
         command: RawDocumentBuf,
-        replies: Replies,
+        replies: CursorReplies,
         take: impl Fn(RawDocumentBuf) -> Result<T, StoreError>,
     ) -> Result<Option<Vec<T>>, StoreError> {
         let mut session = self.sessions.take().await?;
@@ -95,7 +95,7 @@ pub(super) async fn find_in_transaction(
     database: &Database,
     command: RawDocumentBuf,
 ) -> Result<(Vec<RawDocumentBuf>, Times), StoreError> {
-    let (documents, times) = find_each_in_transaction(session, database, command, Replies::All, Ok).await?;
+    let (documents, times) = find_each_in_transaction(session, database, command, CursorReplies::All, Ok).await?;
     Ok((documents.unwrap_or_default(), times))
 }
 
@@ -104,7 +104,7 @@ async fn find_each_in_transaction<T>(
     session: &mut ClientSession,
     database: &Database,
     command: RawDocumentBuf,
-    replies: Replies,
+    replies: CursorReplies,
     take: impl Fn(RawDocumentBuf) -> Result<T, StoreError>,
 ) -> Result<(Option<Vec<T>>, Times), StoreError> {
     let cursor = database.run_raw_cursor_command(command).session(&mut *session);
@@ -116,7 +116,7 @@ async fn find_each_in_transaction<T>(
         for document in documents_of(&batch)? {
             taken.push(take(document)?);
         }
-        if replies == Replies::One && is_followed(&batch) {
+        if replies == CursorReplies::First && is_followed(&batch) {
             return Ok((None, times));
         }
     }

@@ -12,7 +12,7 @@ use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cs
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::filter::equal_to;
-use super::find::{ALL_AT_ONCE, Replies};
+use super::find::{ALL_AT_ONCE, CursorReplies};
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
@@ -160,8 +160,8 @@ impl ProxyCollection {
         let asked: HashSet<&Key> = pairs.iter().map(|(key, _)| *key).collect();
         // A single one is in the first reply of its shard.
         let replies = match scope == Scope::Linearizable && pairs.len() > 1 {
-            true => Replies::One,
-            false => Replies::All,
+            true => CursorReplies::First,
+            false => CursorReplies::All,
         };
         let take = |document: RawDocumentBuf| {
             let id = id_identity(&id_of(&document)?);

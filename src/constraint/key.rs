@@ -30,6 +30,10 @@ pub const MAX_VERBATIM_BYTES: usize = 4096;
 /// The nesting depth of the deepest value that a reservation holds itself. Inside an `_id` the value is two levels
 /// deeper than in its document, and the server refuses documents of more than 180 levels.
 pub const MAX_VERBATIM_DEPTH: usize = 100;
+/// About the most memory, in bytes, of keys that a walk over documents handles together. A document may have a million keys, or long ones.
+pub const KEYS_MEMORY_MAX: usize = 64 << 20;
+/// About the bytes of memory that a key takes beside its values.
+const OVERHEAD: usize = 256;
 /// The first byte of a digest's canonical form; no value's canonical form starts with it.
 const DIGEST: u8 = 0;
 
@@ -94,6 +98,11 @@ impl Key {
     pub fn size(&self) -> usize {
         let stored = [&self.values, &self.stored].into_iter().flatten();
         self.canonical.len() + stored.map(Vec::len).sum::<usize>()
+    }
+
+    /// About the bytes of memory that it takes with its owner.
+    pub fn memory(&self) -> usize {
+        self.size() + OVERHEAD
     }
 
     /// The values, as a document with the constraint's paths as names.

@@ -36,7 +36,7 @@ pub use self::canonical::{compare, id_identity};
 pub use self::collation::{COLLATION_FIELDS, Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
 pub use self::filter::{FILTER_OPERATORS, TypeTest};
-pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
+pub use self::key::{KEYS_MEMORY_MAX, Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub use self::name::ConstraintName;
 pub(crate) use self::text::bytes_of_hex;
 

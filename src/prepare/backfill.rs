@@ -19,7 +19,7 @@ use super::writes_at_work;
 use crate::backfill_share::{BackfillShare, Pauses};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, WritesUnderWay};
-use crate::constraint::{DuplicateKey, Key};
+use crate::constraint::{DuplicateKey, KEYS_MEMORY_MAX, Key};
 use crate::progress::Progress;
 use crate::proxy_collection::{READ_MAX, StoreError};
 use crate::raw::Doc;
@@ -150,24 +150,45 @@ async fn backfill_batch(
     batch: &[RawDocumentBuf],
 ) -> Result<BatchViolations, StoreError> {
     let guard = WritesUnderWay::default().begin();
-    let constraint = &protected.constraints[position].constraint;
-    let (mut wanted, mut violations) = (Vec::new(), BatchViolations::default());
+    let (mut wanted, mut memory, mut violations) = (Vec::new(), 0, BatchViolations::default());
     for (index, document) in batch.iter().enumerate() {
         match candidates(protected, position, guard.id(), index, document) {
-            Ok(candidates) => wanted.extend(candidates),
+            Ok(candidates) => {
+                let keys = candidates.iter().flat_map(|candidate| &candidate.keys);
+                memory += keys.map(|key| key.key.memory()).sum::<usize>();
+                wanted.extend(candidates);
+            }
             Err(document) => violations.unindexable.push(document),
         }
+        if memory > KEYS_MEMORY_MAX || index + 1 == batch.len() {
+            let part = std::mem::take(&mut wanted);
+            backfill_part((protected, position), batch, (guard.id(), part), &mut violations).await?;
+            memory = 0;
+        }
     }
+    Ok(violations)
+}
+
+/// Reserves the keys `wanted` of a batch, and adds the violations.
+async fn backfill_part(
+    (protected, position): (&Protected, usize),
+    batch: &[RawDocumentBuf],
+    (write, mut wanted): (WriteId, Vec<Candidate<'_>>),
+    violations: &mut BatchViolations,
+) -> Result<(), StoreError> {
+    let constraint = &protected.constraints[position].constraint;
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
-    for (candidate, outcome) in backfill_documents(protected, guard.id(), wanted).await? {
+    for (candidate, outcome) in backfill_documents(protected, write, wanted).await? {
         if let BackfillOutcome::Duplicate(other) = outcome {
             duplicates.push((candidate, other));
         }
     }
     duplicates.sort_by_key(|(candidate, _)| candidate.position);
-    if let Some((first, _)) = duplicates.first() {
+    if let Some((first, _)) = duplicates.first()
+        && violations.error.is_none()
+    {
         let error = protected.constraints[position].duplicate(&first.keys[0].key).await;
         violations.error = Some(error);
     }
@@ -182,7 +203,7 @@ async fn backfill_batch(
         }
     });
     violations.duplicates.extend(duplicates);
-    Ok(violations)
+    Ok(())
 }
 
 fn candidates<'a>(

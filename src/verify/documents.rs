@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::repair::Repaired;
 use super::{Finding, FindingKind, KEYS_REMEMBERED, PAGE, RecheckTimes, SUSPECTS_AT_ONCE, SUSPECTS_MAX, Verification};
 use crate::claims::{keys_under, owner_of};
-use crate::constraint::Key;
+use crate::constraint::{KEYS_MEMORY_MAX, Key};
 use crate::extended_json::as_json;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
 use crate::raw::Doc;
@@ -75,22 +75,34 @@ impl Verification<'_> {
 
     /// Adds those of a page that are wrong at one and the same moment, too.
     async fn suspect(&self, page: &[RawDocumentBuf], suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
-        let mut wanted = Vec::new();
+        let (mut wanted, mut memory) = (Vec::new(), 0);
         for document in page {
             let malformed = |_| StoreError::Unexpected("a document");
             let document = Doc::new(document.as_bytes()).map_err(malformed)?;
             let owner = owner_of(self.protected, document).map_err(malformed)?;
             match keys_under(self.protected, self.position, document) {
-                Ok(keys) => wanted.extend(keys.into_iter().map(|key| Suspect {
-                    key,
-                    owner: owner.clone(),
-                })),
+                Ok(keys) => {
+                    memory += keys.iter().map(Key::memory).sum::<usize>();
+                    wanted.extend(keys.into_iter().map(|key| Suspect {
+                        key,
+                        owner: owner.clone(),
+                    }));
+                }
                 Err(_) => {
                     suspects.unindexable.push(owner);
                     suspects.since = Instant::now();
                 }
             }
+            if memory > KEYS_MEMORY_MAX {
+                self.suspect_of(std::mem::take(&mut wanted), suspects).await?;
+                memory = 0;
+            }
         }
+        self.suspect_of(wanted, suspects).await
+    }
+
+    /// Adds those `wanted` that are wrong at one and the same moment, too.
+    async fn suspect_of(&self, mut wanted: Vec<Suspect>, suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
         let keys: Vec<&Key> = wanted.iter().map(|suspect| &suspect.key).collect();
         let mut reserved = HashMap::with_capacity(keys.len());
         for entry in self.proxy.entries(&keys).await? {

@@ -30,9 +30,6 @@ const KEY_BYTES_MAX: usize = 64 << 20;
 /// The most bytes of memory that the keys of documents read together may take, if there are several documents.
 const KEY_MEMORY_MAX: usize = 512 << 20;
 
-/// About the bytes of memory that a key takes beside its values.
-const KEY_OVERHEAD: usize = 256;
-
 /// The most keys of documents that a delete of many deletes in one transaction. The server gives a transaction a minute, and a busy machine
 /// deletes as few as 300 reservations in a second.
 const KEYS_MAX: usize = 5_000;
@@ -109,6 +106,7 @@ pub struct DocumentAsRead {
 struct KeyCount {
     keys: usize,
     bytes: usize,
+    memory: usize,
 }
 
 impl KeyCount {
@@ -116,11 +114,8 @@ impl KeyCount {
     fn add(&mut self, document: &DocumentKeys) -> bool {
         self.keys += document.keys.len();
         self.bytes += document.key_bytes();
+        self.memory += document.keys.iter().map(|key| key.key.memory()).sum::<usize>();
         self.keys <= KEYS_MAX && self.bytes <= KEY_BYTES_MAX
-    }
-
-    fn memory(&self) -> usize {
-        self.bytes + self.keys * KEY_OVERHEAD
     }
 }
 
@@ -185,7 +180,7 @@ pub async fn read(
             if !fits {
                 break;
             }
-            if documents.len() > 1 && count.memory() > KEY_MEMORY_MAX {
+            if documents.len() > 1 && count.memory > KEY_MEMORY_MAX {
                 transaction.abort(upstream).await?;
                 return Err(Failure::Refused(WriteRefusal::TooManyKeys {
                     namespace: protected.namespace.clone(),

@@ -92,6 +92,40 @@ async fn a_backfill_goes_on_where_it_was_killed() {
     testkit::assert_documents_and_reservations_agree(cluster, "backfill_killed", "users", "email_1", email).await;
 }
 
+/// A key of two fields repeats the text for each of the tags, so that the keys of one batch have 90 MB.
+#[tokio::test]
+async fn the_keys_of_one_batch_are_reserved_in_parts() {
+    let cluster = Cluster::shared();
+    let database = "backfill_many_keys";
+    let namespace = format!("{database}.users");
+    testkit::shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let users = cluster.client().database(database).collection::<Document>("users");
+    let user = |id: i32, tags: Vec<i32>| doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "tags": tags, "text": "x".repeat(30_000) };
+    let distinct = |id: i32| user(id, (id * 100..id * 100 + 100).collect());
+    users.insert_many((0..30).map(distinct)).await.unwrap();
+    // The first document and the last one are in different parts.
+    users.insert_one(user(30, vec![7, 2_907])).await.unwrap();
+    let constraint = format!("  - {{ collection: {namespace}, key: {{ tags: 1, text: 1 }} }}\n");
+    let config = Config::new(&cluster.uri(), "2s", &constraint);
+    let refused = config.run("backfill", &["--json"]).await;
+    assert_eq!(
+        refused.status.code(),
+        Some(65),
+        "{}",
+        String::from_utf8_lossy(&refused.stderr)
+    );
+    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    let keys = report["violations"][0]["keys"].as_array().unwrap();
+    assert_eq!(keys.len(), 2, "{report}");
+    users.delete_one(doc! { "_id": 30, "region": "a" }).await.unwrap();
+    let done = config.run("backfill", &[]).await;
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let name = "keyward.users.tags_1_text_1";
+    let reservations = cluster.client().database(database).collection::<Document>(name);
+    assert_eq!(reservations.count_documents(doc! {}).await.unwrap(), 3_000);
+    assert!(config.verify(&[]).await.listed().is_empty());
+}
+
 #[tokio::test]
 async fn a_backfill_pauses_as_long_as_its_share_says() {
     let cluster = Cluster::shared();

@@ -20,7 +20,7 @@ use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
 use crate::namespace::Namespace;
-use crate::proxy_collection::{ProxyCollection, StoreError};
+use crate::proxy_collection::{ProxyCollection, StoreError, uuid_of};
 
 /// A constraint that can't be called enforced, because other Keywards may write without it.
 #[derive(Debug)]
@@ -318,8 +318,9 @@ impl ReservingConstraints {
                     let guard = membership.map(|membership| (membership, identity));
                     let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), guard).await?;
                     one.share = share;
-                    one.is_waited_for =
-                        guard.is_some() || !self.replaced.iter().any(|other| other.has_name_of(&proxy.constraint));
+                    let is_replaced = self.replaced.iter().any(|other| other.has_name_of(&proxy.constraint));
+                    let is_same = one.between.proxy.as_ref().and_then(uuid_of) == proxy.uuid();
+                    one.is_waited_for = guard.is_some() || is_same && !is_replaced;
                     one.may_be_left_out = are_new(&proxy.constraint) && proxy.constraint.may_be_left_out();
                     pending.push(one);
                 }

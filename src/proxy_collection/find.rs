@@ -126,7 +126,7 @@ async fn find_each_in_transaction<T>(
 /// Whether the server has more documents than this batch and those before.
 fn is_followed(batch: &RawBatch) -> bool {
     let cursor = batch.as_raw_document().get_document("cursor");
-    cursor.and_then(|cursor| cursor.get_i64("id")).is_ok_and(|id| id != 0)
+    !cursor.and_then(|cursor| cursor.get_i64("id")).is_ok_and(|id| id == 0)
 }
 
 /// The documents of one batch of a cursor.

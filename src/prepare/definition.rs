@@ -17,7 +17,7 @@ use super::existing::Existing;
 use super::left_out::Collections;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use super::stored_definition::{
-    AWAITS, ConstraintState, DEFINITIONS, ENFORCED_IN, HAS_PROXY, OF_CLIENT, WAS_ENFORCED, check_strategy,
+    AWAITS, ConstraintState, DEFINITIONS, ENFORCED_IN, HAS_PROXY, OF_CLIENT, WAITED_FOR, WAS_ENFORCED, check_strategy,
     collection_of, id, name_of, state, state_of,
 };
 use crate::constraint::{Constraint, ConstraintName, Strategy, proxy_collection};
@@ -32,7 +32,8 @@ pub(super) struct Registered {
     pub identity: ObjectId,
     /// Every document is reserved, and every Keyward that may write reserves.
     pub is_enforced: bool,
-    /// Its reservations were complete in another proxy collection, which was dropped or replaced.
+    /// Its reservations were complete in another proxy collection, which was dropped or replaced. No Keyward has yet waited for the writes that
+    /// may have reserved there.
     pub is_replaced: bool,
     /// Which drop of its proxy collection, whose reservations weren't complete, no Keyward has yet waited after. Writes under way may have
     /// reserved there.
@@ -143,6 +144,7 @@ impl Definitions {
             let note = doc! { "$set": { WAS_ENFORCED: true } };
             answered(self.collection.update_one(same, note).into_future()).await?;
         }
+        let is_waited_for = proxy.is_some() && found.get(WAITED_FOR) == proxy;
         let is_proxy_unnoted = matches!(found.get_bool(HAS_PROXY), Ok(false));
         let is_proxy_gone = proxy.is_none() && complete_in.is_none() && identity != first_identity && !is_proxy_unnoted;
         let awaits = match is_proxy_gone {
@@ -154,7 +156,7 @@ impl Definitions {
         Ok(Registered {
             identity,
             is_enforced,
-            is_replaced: complete_in.is_some() && !was_complete,
+            is_replaced: complete_in.is_some() && !was_complete && !is_waited_for,
             awaits,
             is_proxy_unnoted,
         })
@@ -187,6 +189,15 @@ impl Definitions {
         let mut awaiting = id(constraint);
         awaiting.insert(AWAITS, awaits);
         let update = self.collection.update_one(awaiting, doc! { "$unset": { AWAITS: 1 } });
+        answered(update.into_future()).await?;
+        Ok(())
+    }
+
+    /// Notes that the writes have ended that may have reserved in a collection before the one with this `uuid`.
+    pub(super) async fn note_waited_for(&self, constraint: &Constraint, uuid: Uuid) -> Result<(), StoreError> {
+        let update = self
+            .collection
+            .update_one(id(constraint), doc! { "$set": { WAITED_FOR: uuid } });
         answered(update.into_future()).await?;
         Ok(())
     }

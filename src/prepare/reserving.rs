@@ -120,9 +120,11 @@ impl ReservingConstraints {
             .iter()
             .flat_map(|(protected, _)| &protected.constraints);
         let meant = proxies.filter(|proxy| constraints.iter().any(|one| one.has_name_of(&proxy.constraint)));
-        let (namespaces, uuids): (Vec<&Namespace>, Vec<Uuid>) = meant
-            .filter_map(|proxy| Some((proxy.constraint.namespace(), proxy.uuid()?)))
-            .unzip();
+        let meant: Vec<(&Arc<Constraint>, Uuid)> = meant
+            .filter_map(|proxy| Some((&proxy.constraint, proxy.uuid()?)))
+            .collect();
+        let namespaces: Vec<&Namespace> = meant.iter().map(|(constraint, _)| constraint.namespace()).collect();
+        let uuids: Vec<Uuid> = meant.iter().map(|(_, uuid)| *uuid).collect();
         if !membership.await_others(&namespaces, &uuids, may_reserve).await? {
             return Ok(());
         }
@@ -137,6 +139,11 @@ impl ReservingConstraints {
                 let definitions = Definitions::of(client, constraint.namespace());
                 definitions.note_awaited(constraint, *awaits).await?;
             }
+        }
+        let is_replaced = |one: &Constraint| self.replaced.iter().any(|other| other.has_name_of(one));
+        for (constraint, uuid) in meant.iter().filter(|(constraint, _)| is_replaced(constraint)) {
+            let definitions = Definitions::of(client, constraint.namespace());
+            definitions.note_waited_for(constraint, *uuid).await?;
         }
         membership.note_awaited(&uuids);
         Ok(())

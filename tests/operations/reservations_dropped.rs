@@ -179,6 +179,35 @@ fn with_a_write_of_another_keyward_under_way() {
     assert_eq!(quick.insert(DATABASE, user(6, "z", "free")), Err(11_000));
 }
 
+/// The constraint can't be enforced, because a Keyward lacks it. Its documents say that the first one has waited.
+#[test]
+fn only_the_first_of_several_starts_waits() {
+    const DATABASE: &str = "reservations_dropped_waited_for";
+    let cluster = &*Cluster::alone().unwrap();
+    shard_users(cluster, DATABASE);
+    let with = settings(&cluster.uri(), DATABASE, "compensating");
+    let keyward = Keyward::of_in(&with, &HASTE);
+    keyward.insert(DATABASE, user(1, "a", "x")).unwrap();
+    keyward.stop();
+    let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", cluster.uri());
+    let lacking = Keyward::of_in(&without, &HASTE).leaving();
+    lacking.insert(DATABASE, user(2, "a", "y")).unwrap();
+    drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+    let logs = [(); 2].map(|()| {
+        let started = Keyward::of_in(&with, &HASTE);
+        let log = started.log();
+        started.stop();
+        log
+    });
+    assert!(logs[0].contains("waiting for 9s 500ms"), "{}", logs[0]);
+    assert!(!logs[1].contains("waiting for 9s 500ms"), "{}", logs[1]);
+    lacking.stop();
+    let keyward = Keyward::of_in(&with, &HASTE);
+    for email in ["x", "y"] {
+        assert_eq!(keyward.insert(DATABASE, user(3, "z", email)), Err(11_000), "{email}");
+    }
+}
+
 /// The other Keyward reserves for the constraint only since its reload.
 #[test]
 fn with_a_write_under_way_as_another_keyward_reloads() {

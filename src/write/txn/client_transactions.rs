@@ -135,6 +135,14 @@ impl ClientTransactions {
     /// Notes that Keyward forwards a command that starts a transaction. Without access control, clients needn't authenticate;
     /// they get at most half of the room, so that they can't displace authenticated clients.
     pub fn begin(&self, id: TransactionId, is_authenticated: bool) {
+        self.remember(SeenTransaction::new(id.number, self.changes()), id, is_authenticated);
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    fn remember(&self, new: SeenTransaction, id: TransactionId, is_authenticated: bool) {
         let room = if is_authenticated {
             SESSIONS_MAX
         } else {
@@ -149,7 +157,6 @@ impl ClientTransactions {
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
-        let new = SeenTransaction::new(id.number, self.changes.load(Ordering::SeqCst));
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number < id.number => *seen = new,
             Some(_) => {}
@@ -165,6 +172,15 @@ impl ClientTransactions {
         {
             seen.is_started = true;
         }
+    }
+
+    /// Notes that the server has refused the command that starts the transaction. A client could otherwise fill the memory with those. Its commit
+    /// counts as unseen, as before.
+    pub fn note_refused(&self, id: TransactionId) {
+        self.by_session.remove_if(&id.session, |_, seen| {
+            let is_noted = seen.is_started || seen.is_unseen || seen.is_committed || seen.is_doomed;
+            seen.number == id.number && seen.unfinished == 0 && !is_noted
+        });
     }
 
     /// Forgets the transactions that have expired by `now`.
@@ -239,7 +255,9 @@ impl ClientTransactions {
 
     /// Prevents further writes in a transaction whose commit came before its start.
     fn shut_out(&self, id: TransactionId) {
-        self.begin(id, true);
+        let mut new = SeenTransaction::new(id.number, self.changes());
+        new.is_unseen = true;
+        self.remember(new, id, true);
         self.note_aborted(id);
     }
 

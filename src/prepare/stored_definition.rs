@@ -42,8 +42,8 @@ pub(super) const HAS_PROXY: &str = "hasProxy";
 /// Which drop of the proxy collection a Keyward must still wait after, because its reservations weren't complete: writes under way may have
 /// reserved there. Earlier versions don't write this field.
 pub(super) const AWAITS: &str = "awaits";
-/// The uuid of the proxy collection for which a Keyward has waited until no write took effect any more that had reserved in a former one.
-/// Earlier versions don't write this field.
+/// The uuid of a proxy collection that replaced a former one. A Keyward has waited since until no write that had reserved in the former one could
+/// take effect any more. Earlier versions don't write this field.
 pub(super) const WAITED_FOR: &str = "waitedFor";
 /// In the document of a constraint that a client made: its entry in the list of clients' constraints, or `true` once it has ended.
 pub(super) const OF_CLIENT: &str = "ofClient";

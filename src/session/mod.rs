@@ -406,7 +406,6 @@ impl Session {
             let transactions = &self.service.writes.transactions;
             match self.replies.take_shown() {
                 Some(ShownTransaction::Begun(transaction)) => transactions.note_started(transaction),
-                Some(ShownTransaction::Refused(transaction)) => transactions.note_refused(transaction),
                 Some(ShownTransaction::Over(transaction)) => transactions.note_aborted(transaction),
                 None => {}
             }

@@ -30,8 +30,6 @@ pub struct TransactionStep {
 pub enum ShownTransaction {
     /// The server has carried out its start.
     Begun(TransactionId),
-    /// The server has refused its start, or aborted it at once. One with the same number may be open that began elsewhere.
-    Refused(TransactionId),
     /// The server has aborted it. A server lets its number start again, also elsewhere.
     Over(TransactionId),
 }
@@ -41,7 +39,7 @@ impl TransactionStep {
     pub fn shown_by(self, reply: Doc<'_>) -> Result<Option<ShownTransaction>, Malformed> {
         let is_over = match self.edge {
             // A server also refuses the start of a transaction that is open, and leaves it open.
-            Some(Edge::Start) => return Ok(Some(self.shown_by_start(is_ok(reply)? && !ends_transaction(reply)?))),
+            Some(Edge::Start) => return Ok(self.shown_by_start(is_ok(reply)? && !ends_transaction(reply)?)),
             None => ends_transaction(reply)?,
             // After any other error, the server may have committed it.
             Some(Edge::Commit) => !is_ok(reply)? && code(reply)? == Some(NO_SUCH_TRANSACTION),
@@ -54,14 +52,11 @@ impl TransactionStep {
     /// The same of a long reply, of which it is only known whether it `is_result`. A server may have given a long error before it read the
     /// transaction: it quotes unknown fields.
     pub fn shown_by_long(self, is_result: bool) -> Option<ShownTransaction> {
-        (self.edge == Some(Edge::Start)).then(|| self.shown_by_start(is_result))
+        self.shown_by_start(is_result && self.edge == Some(Edge::Start))
     }
 
-    fn shown_by_start(self, is_carried_out: bool) -> ShownTransaction {
-        match is_carried_out {
-            true => ShownTransaction::Begun(self.transaction),
-            false => ShownTransaction::Refused(self.transaction),
-        }
+    fn shown_by_start(self, is_carried_out: bool) -> Option<ShownTransaction> {
+        is_carried_out.then_some(ShownTransaction::Begun(self.transaction))
     }
 }
 
@@ -117,18 +112,17 @@ mod tests {
     #[test]
     fn a_start_is_shown_by_its_success_alone() {
         let begun = Some(ShownTransaction::Begun(transaction()));
-        let refused = Some(ShownTransaction::Refused(transaction()));
         let start = Some(Edge::Start);
         assert_eq!(shown(start, &doc! { "ok": 1.0 }), begun);
         // Such a transaction is open, or was aborted at once.
-        assert_eq!(shown(start, &error(117)), refused);
-        assert_eq!(shown(start, &doc! { "writeErrors": [{}], "ok": 1.0 }), refused);
+        assert_eq!(shown(start, &error(117)), None);
+        assert_eq!(shown(start, &doc! { "writeErrors": [{}], "ok": 1.0 }), None);
         let transaction = transaction();
         let long = |edge, is_result| TransactionStep { transaction, edge }.shown_by_long(is_result);
         assert_eq!(long(start, true), begun);
-        assert_eq!(long(start, false), refused);
-        assert_eq!(long(None, true), None);
-        assert_eq!(long(None, false), None);
+        for (edge, is_result) in [(start, false), (None, true), (None, false)] {
+            assert_eq!(long(edge, is_result), None);
+        }
     }
 
     #[test]

@@ -174,15 +174,6 @@ impl ClientTransactions {
         }
     }
 
-    /// Notes that the server has refused the command that starts the transaction. A client could otherwise fill the memory with those. Its commit
-    /// counts as unseen, as before.
-    pub fn note_refused(&self, id: TransactionId) {
-        self.by_session.remove_if(&id.session, |_, seen| {
-            let is_noted = seen.is_started || seen.is_unseen || seen.is_committed || seen.is_doomed;
-            seen.number == id.number && seen.unfinished == 0 && !is_noted
-        });
-    }
-
     /// Forgets the transactions that have expired by `now`.
     fn forget(&self, now: Instant) {
         let memory = match self.by_session.len() >= SESSIONS_MAX / 2 {
@@ -256,6 +247,7 @@ impl ClientTransactions {
     /// Prevents further writes in a transaction whose commit came before its start.
     fn shut_out(&self, id: TransactionId) {
         let mut new = SeenTransaction::new(id.number, self.changes());
+        // At once: a statement of the transaction may come between two steps.
         new.is_unseen = true;
         self.remember(new, id, true);
         self.note_aborted(id);

@@ -173,33 +173,6 @@ fn a_transaction_that_goes_on_is_remembered() {
 }
 
 #[test]
-fn refused_starts_take_no_room() {
-    let transactions = ClientTransactions::default();
-    transactions.begin(id(1), true);
-    transactions.note_refused(id(2));
-    assert_eq!(transactions.by_session.len(), 1);
-    transactions.note_refused(id(1));
-    assert_eq!(transactions.by_session.len(), 0);
-    assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Unseen);
-    // The server refuses the second start of an open transaction.
-    start(&transactions, id(1));
-    transactions.note_refused(id(1));
-    assert_eq!(transactions.decide_commit(id(1)), CommitDecision::Forward);
-    // What must not be committed stays so.
-    transactions.begin(id(2), true);
-    let interrupted = transactions.enter(id(2), true).unwrap();
-    transactions.note_refused(id(2));
-    interrupted.break_off();
-    transactions.note_refused(id(2));
-    assert_eq!(transactions.decide_commit(id(2)), CommitDecision::Refuse);
-    // Nor is anything written behind a commit that came first.
-    transactions.shut_out(id(3));
-    transactions.note_refused(id(3));
-    transactions.begin(id(3), true);
-    assert!(transactions.go_on(id(3), true).is_err());
-}
-
-#[test]
 fn no_more_are_remembered_than_there_can_be() {
     let transactions = ClientTransactions::default();
     for session in 0..=SESSIONS_MAX as u128 {

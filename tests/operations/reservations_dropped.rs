@@ -3,7 +3,7 @@
 use bson::{Bson, Document, doc};
 use nix::sys::signal::Signal;
 use testbed::{Cluster, ReplicaSet};
-use testkit::relay::Relay;
+use testkit::relay::{Held, Relay, insert_into};
 use testkit::wire::{Connection, is_ok};
 use testkit::{Keyward, shard_on_two};
 
@@ -298,34 +298,37 @@ fn while_documents_are_first_backfilled_and_two_keywards_start() {
     const DATABASE: &str = "reservations_dropped_first";
     let cluster = &*Cluster::alone().unwrap();
     shard_users(cluster, DATABASE);
-    let document = |id: i32| user(id, if id % 2 == 0 { "a" } else { "z" }, &format!("{id}"));
-    for first in (0..24_000).step_by(8_000) {
-        let insert = doc! { "insert": "users", "documents": (first..first + 8_000).map(document).collect::<Vec<_>>(), "ordered": false };
-        assert!(is_ok(&cluster.run(DATABASE, insert).unwrap()));
-    }
     let run = |command: Document| cluster.run(DATABASE, command).unwrap();
-    let settings = settings(&cluster.uri(), DATABASE, "compensating");
-    let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", cluster.uri());
+    assert!(is_ok(&run(
+        doc! { "insert": "users", "documents": [user(7, "a", "7")] }
+    )));
+    let relays = [(); 3].map(|()| Relay::start(cluster.router_address()));
+    let with = |relay: &Relay| settings(&relay.uri(), DATABASE, "compensating");
+    let without = format!("upstream: {}\nlease: 5s\nconstraints: []\n", relays[0].uri());
     let slow = Keyward::of_in(&without, &HASTE).leaving();
-    let reloads = slow.count_reloads();
-    slow.rewrite(&format!("{settings}backfill: {{ max_share: 0.01 }}\n"));
-    slow.send(Signal::SIGHUP);
-    slow.until("the first batches are reserved", || {
-        let reserved = run(doc! { "count": "keyward.users.email_1" });
-        reserved.get_i32("n").unwrap_or(0) >= 8_000
-    });
-    drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
-    assert_eq!(slow.count_reloads(), reloads, "the backfill was over before");
     let started = std::thread::scope(|scope| {
-        let start = || Keyward::of_in(&settings, &HASTE).leaving();
-        let first = scope.spawn(start);
+        let reserving = relays[0].hold(&insert_into("keyward.users.email_1"));
+        slow.rewrite(&with(&relays[0]));
+        slow.send(Signal::SIGHUP);
+        reserving.wait();
+        // Otherwise it would soon know that its reload has failed, and reserve no more.
+        slow.freeze();
+        drop_reservations(|database, command| cluster.run(database, command).unwrap(), DATABASE);
+        // Each of them notes that it has waited. Until the other one has waited, that note is held.
+        let noting = [1, 2].map(|one| relays[one].hold(b"\x10awaits\0"));
+        let start = |one: usize| {
+            let settings = with(&relays[one]);
+            scope.spawn(move || Keyward::of_in(&settings, &HASTE).leaving())
+        };
+        let first = start(1);
         slow.until("the proxy collection is made anew", || {
             let listed = run(doc! { "listCollections": 1, "filter": { "name": "keyward.users.email_1" } });
             let listed = listed.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
             !listed.is_empty()
         });
-        let second = scope.spawn(start);
-        // They wait for its claim as well, until its reload is refused: its reservations are gone.
+        let second = start(2);
+        noting.iter().for_each(Held::wait);
+        drop((noting, reserving));
         [first.join().unwrap(), second.join().unwrap()]
     });
     for keyward in &started {
@@ -334,7 +337,8 @@ fn while_documents_are_first_backfilled_and_two_keywards_start() {
     }
     let awaiting = doc! { "count": "keyward.constraints", "query": { "awaits": { "$exists": true } } };
     assert_eq!(run(awaiting).get_i32("n").ok(), Some(0));
-    // It writes without the constraint.
+    // It writes without the constraint, because its reload is refused: its reservations are gone.
+    slow.wake();
     slow.stop();
     let enforced = doc! { "count": "keyward.constraints", "query": { "state": "enforced" } };
     for keyward in &started {

@@ -13,18 +13,15 @@ use bson::{Document, Uuid, doc};
 use mongodb::Client;
 use tokio::sync::Notify;
 
+use super::declared::DeclaredCollections;
 use super::ever_declared::EverDeclared;
 use super::permit::Permit;
 use super::register::OwnEntry;
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, CommandPermit, EntryTerms, Register, RegisterEntry};
 use crate::constraint::Strategy;
-use crate::namespace::{Namespace, OF_MONGODB};
-use crate::namespace_map::NamespaceMap;
+use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
-
-/// The most declared collections that a Keyward remembers. An application may make new ones all day, and drop them.
-const DECLARED_MAX: usize = 50_000;
 
 /// The state of the list of clients' constraints, as a Keyward sees it at its start.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,7 +41,7 @@ pub struct Membership {
     /// names this entry.
     entry: tokio::sync::Mutex<RegisterEntry>,
     own: ArcSwap<OwnEntry>,
-    declared: ArcSwap<NamespaceMap<()>>,
+    declared: DeclaredCollections,
     ever_declared: Mutex<EverDeclared>,
     permit: Permit,
     terms: EntryTerms,
@@ -87,7 +84,7 @@ impl Membership {
             register: Register::of(client),
             own: ArcSwap::from_pointee(OwnEntry::new(entry.id)),
             entry: tokio::sync::Mutex::new(entry),
-            declared: ArcSwap::default(),
+            declared: DeclaredCollections::default(),
             ever_declared: Mutex::default(),
             permit: Permit::withheld(),
             terms,
@@ -190,11 +187,9 @@ impl Membership {
         self.terms
     }
 
-    /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
-    /// called enforced.
+    /// Whether a write to this collection may go on.
     pub fn has_declared(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.declared.load().get(database, collection).is_some()
-            || OF_MONGODB.iter().any(|own| own.as_bytes() == database)
+        self.declared.has(database, collection)
     }
 
     /// Whether this Keyward may ever have written to the collection, under this entry or a former one.
@@ -265,7 +260,7 @@ impl Membership {
             // constraints while there was none.
             return Ok(false);
         }
-        self.declared.rcu(|declared| with_declared(declared, &new));
+        self.declared.extend(&new);
         Ok(true)
     }
 
@@ -490,35 +485,5 @@ impl Membership {
         if let Err(error) = left {
             tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
         }
-    }
-}
-
-/// The `declared` collections with `new` ones. Past [`DECLARED_MAX`] it forgets half of the others: the next write to each declares it again.
-fn with_declared(declared: &NamespaceMap<()>, new: &BTreeSet<Namespace>) -> NamespaceMap<()> {
-    let mut declared = declared.clone();
-    if declared.len() + new.len() > DECLARED_MAX {
-        declared.halve();
-    }
-    for Namespace { database, collection } in new {
-        declared.insert(database, collection, ());
-    }
-    declared
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn not_every_collection_is_remembered_that_was_ever_declared() {
-        let name = |n: usize| Namespace::new("many", format!("c{n}"));
-        let declare = |declared: &NamespaceMap<()>, range: std::ops::Range<usize>| {
-            with_declared(declared, &range.map(name).collect())
-        };
-        let full = declare(&declare(&NamespaceMap::default(), 0..1), 1..DECLARED_MAX);
-        assert_eq!(full.len(), DECLARED_MAX);
-        let next = declare(&full, DECLARED_MAX..DECLARED_MAX + 2);
-        assert_eq!(next.len(), DECLARED_MAX / 2 + 2);
-        assert!(next.get(b"many", format!("c{DECLARED_MAX}").as_bytes()).is_some());
     }
 }

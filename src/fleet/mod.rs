@@ -10,6 +10,7 @@
 //! has seen an entry unchanged for far longer removes it.
 
 mod builds;
+mod declared;
 mod enforced;
 mod entry;
 mod ever_declared;

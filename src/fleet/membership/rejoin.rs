@@ -1,7 +1,6 @@
 //! Registers a Keyward anew whose entry was removed, or restored to an earlier state.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -45,7 +44,7 @@ impl Membership {
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
-        self.declared.store(Arc::default());
+        self.declared.clear();
         // After that: a command that was judged by what is declared must not write by it later.
         self.permit.begin_anew();
         self.prolong(sent + self.terms.lease);

@@ -83,6 +83,7 @@ codes! {
     PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
     CLIENT_DISCONNECT = 279 "ClientDisconnect";
+    TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS = 290 "TransactionExceededLifetimeLimitSeconds";
     API_VERSION_ERROR = 322 "APIVersionError";
     API_STRICT_ERROR = 323 "APIStrictError";
     API_DEPRECATION_ERROR = 324 "APIDeprecationError";

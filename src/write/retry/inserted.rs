@@ -40,7 +40,7 @@ pub async fn inserted_by_majority(
             Ok(statements) => return Ok(statements),
             // The command's first try uses the same session, and may still be running.
             Err(Failure::ErrorReply(refused))
-                if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < deadline =>
+                if refused.may_run_again() && !refused.is_of_another_primary() && Instant::now() < deadline =>
             {
                 tokio::time::sleep(back_off.next()).await;
             }

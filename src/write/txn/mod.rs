@@ -18,7 +18,7 @@ use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, milliseconds, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
+use crate::server::code::{INTERRUPTED, TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS, TRANSACTION_TOO_OLD};
 use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::reply::{self, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 use crate::upstream::{self, Connection};
@@ -153,6 +153,12 @@ impl ErrorReply {
     pub fn is_transient(&self) -> bool {
         let is_labelled = |body| reply::has_label(body, TRANSIENT_TRANSACTION_ERROR);
         Doc::new(&self.body).is_ok_and(is_labelled) || self.code() == Some(TRANSACTION_TOO_OLD)
+    }
+
+    /// Whether Keyward may run a transaction of its own again, whose command was refused so. The server doesn't label the end of a transaction
+    /// that has lived too long. As the error of a commit, it leaves the outcome open.
+    pub fn may_run_again(&self) -> bool {
+        self.is_transient() || self.code() == Some(TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS)
     }
 }
 

@@ -206,7 +206,7 @@ impl Statement<'_> {
                 }
             }
             Err(failure) => Some(failure.into_reply()?)
-                .filter(|refused| !refused.is_transient())
+                .filter(|refused| !refused.may_run_again())
                 .map(|refused| StatementResult::ErrorReply(refused.body)),
         })
     }

@@ -66,7 +66,7 @@ impl StatementRun<'_, '_> {
                     let reply = refused.in_doubt(self.op.is_retryable());
                     return Ok(StatementResult::ErrorReply(reply.body));
                 }
-                Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                Err(Failure::ErrorReply(refused)) if refused.may_run_again() => None,
                 Err(Failure::Refused(refusal)) => Some(StatementResult::Refused(refusal)),
                 Err(failure) => {
                     let is_in_doubt = matches!(failure, Failure::InDoubt(_));
@@ -143,7 +143,7 @@ impl StatementRun<'_, '_> {
             Err(Failure::ErrorReply(refused)) if refused.is_transient() && refused.is_of_another_primary() => Some(
                 StatementResult::ErrorReply(refused.in_doubt(self.op.is_retryable()).body),
             ),
-            Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+            Err(Failure::ErrorReply(refused)) if refused.may_run_again() => None,
             Err(Failure::Refused(refusal)) => Some(StatementResult::Refused(refusal)),
             Err(failure) => Some(StatementResult::ErrorReply(failure.into_reply()?.body)),
         };

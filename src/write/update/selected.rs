@@ -86,7 +86,7 @@ impl Statement<'_> {
             .read_selected(op, &selection, (most, places), keep, transaction)
             .await;
         let mut selected = match selected {
-            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
+            Err(Failure::ErrorReply(refused)) if !refused.may_run_again() => {
                 return Ok(Err(Evaluation::ReadRefused(refused)));
             }
             selected => selected?,

@@ -15,6 +15,7 @@ use testkit::wire::send;
 
 const INTERRUPTED: i32 = 11602;
 const MAX_TIME_MS_EXPIRED: i32 = 50;
+const TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS: i32 = 290;
 
 /// The server says this to commits: instead of committing, or though it has.
 fn said() -> [Document; 2] {
@@ -141,6 +142,35 @@ async fn what_a_statement_says_of_its_write_concern_never_reaches_a_driver() {
     assert_eq!(replaced.await.unwrap().modified_count, 1);
     drop(failing);
     assert_agreement(&client, database).await;
+}
+
+/// The server doesn't label the end of a transaction that has lived too long.
+#[test]
+fn a_transaction_of_keywards_that_has_lived_too_long_is_run_again() {
+    let database = "lived_too_long";
+    let set = ReplicaSet::alone().unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
+    run(&insert(vec![user(0, "@x")], true));
+    let failing = |mode: Bson, commands: &[&str]| {
+        let data = doc! {
+            "failCommands": commands, "namespace": format!("{database}.users"), "errorCode": TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS,
+        };
+        set.fail_point("failCommand", mode, data).unwrap()
+    };
+    let steps: [(usize, &[&str]); 3] = [(0, &["insert"]), (1, &["find", "aggregate"]), (1, &["update"])];
+    for (id, (kind, commands)) in (1..).zip(steps) {
+        let [mut write, again] = [id, 10 * id].map(|id| writes(id)[kind].clone());
+        let once = failing(doc! { "times": 1 }.into(), commands);
+        let reply = run(&again);
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{again} {reply}");
+        assert_eq!(write_errors(&reply), [], "{again} {reply}");
+        drop(once);
+        write.insert("maxTimeMS", 1_000);
+        let _always = failing("alwaysOn".into(), commands);
+        let reply = run(&write);
+        assert_eq!(reply.get_i32("code").ok(), Some(MAX_TIME_MS_EXPIRED), "{write} {reply}");
+    }
 }
 
 /// The connection stays with a server that takes no writes any more: every other try there would fail, too.

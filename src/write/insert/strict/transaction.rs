@@ -154,7 +154,7 @@ impl StrictInsert {
                 Ok(tried)
             }
             Err(Failure::Forward(error)) => Err(error),
-            Err(Failure::ErrorReply(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
+            Err(Failure::ErrorReply(refused)) if refused.may_run_again() && !refused.is_of_another_primary() => {
                 Ok(TransactionOutcome::Conflict)
             }
             Err(Failure::ErrorReply(refused)) if refused.is_transient() => {

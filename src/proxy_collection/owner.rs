@@ -13,6 +13,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::filter::equal_to;
 use super::find::{ALL_AT_ONCE, CursorReplies};
+use super::fitting::Fitting;
 use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
@@ -29,6 +30,12 @@ const LINEARIZABLE_MS_MAX: i32 = 10_000;
 const ALONE_AT_ONCE: usize = 2;
 /// How many owners one look-up has at most, if each is looked up alone: all of them together must be found within the time limit.
 const ALONE_MAX: usize = 200;
+
+/// How many bytes of owners' `_id`s and routes one `find` has. The server takes 16 MB.
+const OWNERS: Fitting = Fitting {
+    items: usize::MAX,
+    bytes: 8 << 20,
+};
 
 /// The name of a field that no document has. It is another one in each process, so that no client can give it to a document.
 pub static ABSENT_FIELD: LazyLock<CString> = LazyLock::new(|| {
@@ -191,8 +198,8 @@ impl ProxyCollection {
 
     /// The `find` commands that together read the documents with the `_id`s of `owners`: the fields of the constraint and of `more`.
     ///
-    /// It is a single command, but in a clustered collection one for each owner: there a server reads all documents for a filter of
-    /// several `_id`s. For one `_id` it needs the hint, or it may read all documents of the same shard key.
+    /// It is a single command, unless the owners are large. But in a clustered collection it is one for each owner: there a server reads all
+    /// documents for a filter of several `_id`s. For one `_id` it needs the hint, or it may read all documents of the same shard key.
     pub(super) fn owner_reads(
         &self,
         owners: &[&Owner],
@@ -224,9 +231,12 @@ impl ProxyCollection {
                 Ok(once.map(alone).collect())
             }
             owners => {
-                let mut filters = RawArrayBuf::new();
-                owners.iter().for_each(|owner| filters.push(owner_filter(owner, scope)));
-                Ok(vec![command(rawdoc! { "$or": filters }, owners)])
+                let together = |owners: &[&Owner]| {
+                    let mut filters = RawArrayBuf::new();
+                    owners.iter().for_each(|owner| filters.push(owner_filter(owner, scope)));
+                    command(rawdoc! { "$or": filters }, owners)
+                };
+                Ok(OWNERS.parts(owners, |owner| owner.bytes() + 64).map(together).collect())
             }
         }
     }

@@ -6,11 +6,15 @@
 use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};
 
 use super::filter::seen_filter;
+use super::fitting::Fitting;
 use super::time_out::within;
 use super::writing::PATIENCE_MS;
 use super::{Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
+
+/// How many bytes of keys and owners one command has: the server takes 16 MB.
+const BYTES_MAX: usize = 8 << 20;
 
 impl ProxyCollection {
     /// Renews the routes of reservations that name another shard key than `shard_key`. The owner must be the only document that holds
@@ -33,7 +37,12 @@ impl ProxyCollection {
             return Ok(0);
         }
         let mut renewed = 0;
-        for misrouted in misrouted.chunks(self.owners_max()) {
+        let most = Fitting {
+            items: self.owners_max(),
+            bytes: BYTES_MAX,
+        };
+        let bytes = |(key, seen): &(&Key, &Reservation)| key.reservation_id().as_bytes().len() + seen.owner.bytes();
+        for misrouted in most.parts(&misrouted, bytes) {
             renewed += self.renew_these(misrouted, shard_key, &owner_of).await?;
         }
         Ok(renewed)

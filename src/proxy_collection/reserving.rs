@@ -44,10 +44,15 @@ pub enum Reserved {
     Gone,
 }
 
-/// The limits of one command: reservations and their bytes. The server takes 100,000 and 48 MB.
+/// The limits of one command: reservations and their bytes ([`bytes_replied`]). The server takes 100,000 and 48 MB.
 const COMMAND_MAX: Fitting = Fitting {
     items: 20_000,
-    bytes: 16 << 20,
+    bytes: 8 << 20,
+};
+/// The limits of a command that carries them once more. A reply may name a key in seven times its bytes: `undefined` takes two.
+const REPEATED_MAX: Fitting = Fitting {
+    bytes: 1 << 20,
+    ..COMMAND_MAX
 };
 
 /// Writes reservations.
@@ -142,7 +147,7 @@ impl Reserving {
     }
 
     async fn alone(&self, reservation: &RawDocumentBuf) -> Reserved {
-        let outcome = self.insert(&[reservation], Some(PATIENCE_ALONE_MS)).await[0];
+        let outcome = self.insert(&[reservation], COMMAND_MAX, Some(PATIENCE_ALONE_MS)).await[0];
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
             Reserved::Busy => busy.insert(key(reservation).to_vec(), Instant::now()),
@@ -151,28 +156,29 @@ impl Reserving {
         outcome
     }
 
-    /// Inserts them, and once more those of unknown outcome, as when a primary steps down.
+    /// Inserts them, and once more those of unknown outcome, as when a primary steps down. A server also closes the connection if its reply
+    /// would be too large.
     ///
     /// Reservations that exist by then have the same token, so their attempts recognise them.
     async fn insert_twice(&self, reservations: &[RawDocumentBuf]) -> Vec<Reserved> {
         let all: Vec<&RawDocumentBuf> = reservations.iter().collect();
-        let mut outcomes = self.insert(&all, None).await;
+        let mut outcomes = self.insert(&all, COMMAND_MAX, None).await;
         let unsure: Vec<usize> = (0..outcomes.len())
             .filter(|index| outcomes[*index] == Reserved::Unsure)
             .collect();
         if !unsure.is_empty() {
             let again: Vec<&RawDocumentBuf> = unsure.iter().map(|index| all[*index]).collect();
-            for (index, outcome) in unsure.into_iter().zip(self.insert(&again, None).await) {
+            for (index, outcome) in unsure.into_iter().zip(self.insert(&again, REPEATED_MAX, None).await) {
                 outcomes[index] = outcome;
             }
         }
         outcomes
     }
 
-    /// Inserts them in order, with as many commands as they need, each of which may take `max_ms`.
-    async fn insert(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> Vec<Reserved> {
+    /// Inserts them in order, with as many commands as they need, each of which has the limits of `most` and may take `max_ms`.
+    async fn insert(&self, reservations: &[&RawDocumentBuf], most: Fitting, max_ms: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
-        for part in COMMAND_MAX.parts(reservations, |reservation| reservation.as_bytes().len()) {
+        for part in most.parts(reservations, |reservation| bytes_replied(reservation)) {
             let count = part.len();
             let name = self.expected.name();
             let mut reply = self.run_command(self.command(part, name.as_deref(), max_ms)).await;
@@ -212,6 +218,11 @@ impl Reserving {
         }
         RawDocumentBuf::from_bytes(command.finish()).expect("the builder made a document")
     }
+}
+
+/// About how many bytes the server's reply takes that another reservation has the key. It has the key's values whole.
+fn bytes_replied(reservation: &RawDocument) -> usize {
+    reservation.as_bytes().len() + 512
 }
 
 /// The bytes of a reservation's `_id`.

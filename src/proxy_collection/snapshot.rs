@@ -86,18 +86,20 @@ impl ProxyCollection {
             .collect();
         let keys: HashSet<&Key> = keys.into_iter().collect();
         let mut owners: Vec<(Owner, StoredKeys)> = Vec::new();
-        for mut command in self.owner_reads(&asked, shard_key, Scope::Everywhere)? {
+        let reads = self.owner_reads(&asked, shard_key, Scope::Everywhere)?;
+        let is_one_read = reads.len() == 1;
+        for mut command in reads {
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
             let (documents, _) = find_in_transaction(session, &self.database, command).await?;
             for document in documents {
                 let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
                 let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
                 let keys = self.constraint.keys_of_stored(document).among(&keys);
-                // Read alone, owners whose `_id`s a default collation calls equal are found several times.
+                // By several reads, an owner is found several times that is asked for in each, or whose `_id` a default collation calls equal.
                 let is_it = |(found, its_keys): &(Owner, StoredKeys)| {
                     (&found.id, &found.route, its_keys) == (&owner.id, &owner.route, &keys)
                 };
-                if !self.is_clustered || !owners.iter().any(is_it) {
+                if is_one_read || !owners.iter().any(is_it) {
                     owners.push((owner, keys));
                 }
             }

@@ -156,7 +156,7 @@ impl ErrorReply {
     }
 
     /// Whether Keyward may run a transaction of its own again, whose command was refused so. The server doesn't label the end of a transaction
-    /// that has lived too long. As the error of a commit, it leaves the outcome open.
+    /// that has lived too long. As the error of a commit, it leaves the outcome open. A shard may hold the transaction open still.
     pub fn may_run_again(&self) -> bool {
         self.is_transient() || self.code() == Some(TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS)
     }

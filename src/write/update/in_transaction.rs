@@ -66,7 +66,11 @@ impl StatementRun<'_, '_> {
                     let reply = refused.in_doubt(self.op.is_retryable());
                     return Ok(StatementResult::ErrorReply(reply.body));
                 }
-                Err(Failure::ErrorReply(refused)) if refused.may_run_again() => None,
+                Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                Err(Failure::ErrorReply(refused)) if refused.may_run_again() => {
+                    transaction.abort(self.op.upstream).await?;
+                    None
+                }
                 Err(Failure::Refused(refusal)) => Some(StatementResult::Refused(refusal)),
                 Err(failure) => {
                     let is_in_doubt = matches!(failure, Failure::InDoubt(_));

@@ -1,7 +1,10 @@
 //! Reads the reservations of keys that documents are to lose by statements in place, and releases them afterwards.
 
+use std::collections::HashMap;
+
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
+use crate::constraint::Key;
 use crate::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
 
@@ -71,11 +74,14 @@ pub async fn read_old((protected, not_enforced): (&Protected, &[usize]), lost: &
             continue;
         }
         let keys: Vec<_> = missing.iter().map(|(_, _, key)| &key.key).collect();
-        for (key, read) in read_or_warn(proxy, proxy.read_decided(&keys).await) {
-            let is_it = |(_, owner, lost): &&(usize, &Owner, &ConstrainedKey)| {
-                lost.key == key && read.owner.may_be(owner, shard_key)
-            };
-            if let Some(lost) = missing.iter().find(is_it) {
+        let decided = read_or_warn(proxy, proxy.read_decided(&keys).await);
+        let mut by_key: HashMap<&Key, Vec<_>> = HashMap::with_capacity(missing.len());
+        for lost in missing {
+            by_key.entry(&lost.2.key).or_default().push(lost);
+        }
+        for (key, read) in decided {
+            let mut of_key = by_key.get(&key).into_iter().flatten();
+            if let Some(lost) = of_key.find(|(_, owner, _)| read.owner.may_be(owner, shard_key)) {
                 note(*lost, read);
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 
 use crate::compensating::unfinished::{begin, commit, user};
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, users_on, write_errors};
@@ -58,9 +58,37 @@ async fn more_ids_than_one_query_takes_are_looked_at_by_several() {
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     let reply = run(doc! { "insert": "users", "documents": [{ "_id": 2, "region": "a", "email": 10_999 }] });
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+    let taken = (0..1_000).map(|n| doc! { "_id": 10 + n, "region": "a", "email": 10_000 + n });
+    let reply = run(insert(taken.collect(), false));
+    let errors: Vec<_> = (0..1_000).map(|n| (n, 11000)).collect();
+    assert_eq!(write_errors(&reply), errors, "{reply}");
     let reply =
         run(doc! { "delete": "users", "deletes": [{ "q": { "$expr": { "$gte": ["$email", 0] } }, "limit": 0 }] });
     assert_eq!(reply.get_i32("n").ok(), Some(1_001), "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A server closes the connection without an answer if its reply would have more than 16 MB. It names each key that is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn taken_keys_that_no_one_reply_can_name_are_duplicates() {
+    let database = "long_taken_keys";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let run = |command: Document| send(&keyward.address, database, command).unwrap();
+    let texts: Vec<Bson> = (0..7_500).map(|n| format!("{n:02000}").into()).collect();
+    // The server's error writes them out.
+    let undefined = |n: i32| {
+        let fields = (0..900).map(|field| (format!("{field:x}"), Bson::Undefined));
+        Bson::Document(fields.chain([("n".to_owned(), n.into())]).collect())
+    };
+    let undefined: Vec<Bson> = (0..2_000).map(undefined).collect();
+    for (first, emails) in [(1, texts), (3, undefined)] {
+        let user = |id: i32| doc! { "_id": id, "region": "a", "email": emails.clone() };
+        let reply = run(insert(vec![user(first)], true));
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+        let reply = run(insert(vec![user(first + 1)], true));
+        assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+    }
     assert_agreement(cluster, database, "email").await;
 }
 

@@ -154,7 +154,7 @@ impl StrictInsert {
                 Ok(tried)
             }
             Err(Failure::Forward(error)) => Err(error),
-            Err(Failure::ErrorReply(refused)) if refused.may_run_again() && !refused.is_of_another_primary() => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
                 Ok(TransactionOutcome::Conflict)
             }
             Err(Failure::ErrorReply(refused)) if refused.is_transient() => {
@@ -162,7 +162,10 @@ impl StrictInsert {
             }
             Err(Failure::ErrorReply(refused)) => {
                 transaction.abort(op.upstream).await?;
-                Ok(TransactionOutcome::Failed(refused.body))
+                Ok(match refused.may_run_again() {
+                    true => TransactionOutcome::Conflict,
+                    false => TransactionOutcome::Failed(refused.body),
+                })
             }
             Err(Failure::InDoubt(refused)) => Ok(TransactionOutcome::InDoubt(refused.in_doubt(op.is_retryable()).body)),
             Err(failure @ Failure::Refused(_)) => Ok(TransactionOutcome::Failed(failure.into_reply()?.body)),

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
+use bson::{RawDocumentBuf, Timestamp};
 use tokio::time::Instant;
 
 use super::Auditor;
-use super::changes::ChangeReader;
+use super::changes::{ChangeBatch, ChangeReader};
 use super::turn::{AuditRecord, AuditTurn, audited_as};
 use crate::catalog::Protected;
 use crate::constraint::Constraint;
@@ -204,9 +204,9 @@ impl CollectionAudit<'_> {
             if is_compared && left_since.is_none() && !batch.documents.is_empty() {
                 *self.unrepaired = 0;
             }
-            if batch.is_last {
+            if let Some(caught_up) = caught_up(&batch, protected.times().operation, Instant::now()) {
                 let mut progress = self.auditor.progress();
-                progress.note_caught_up(self.namespace, is_compared, Instant::now());
+                progress.note_caught_up(self.namespace, is_compared, caught_up);
             }
             // This process alone knows that something is unreported, or left. If another one goes on, it must compare all documents.
             let is_all_reported = !self.auditor.has_unreported(&protected) && left_since.is_none();
@@ -241,6 +241,15 @@ enum Followed {
     Invalidated,
     /// The turn is another Keyward's, or nothing is protected there any more.
     Ended,
+}
+
+/// Every change until then is audited: until `now`, or as far behind it as the last change is behind the `latest` cluster time that is known.
+fn caught_up(batch: &ChangeBatch, latest: Option<Timestamp>, now: Instant) -> Option<Instant> {
+    if batch.is_last {
+        return Some(now);
+    }
+    let behind = latest?.time.saturating_sub(batch.time?.time);
+    now.checked_sub(Duration::from_secs(behind.into()))
 }
 
 fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>> {

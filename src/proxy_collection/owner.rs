@@ -82,13 +82,16 @@ impl ProxyCollection {
     ///
     /// Another document of the same look-up that holds the key doesn't count.
     pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
-        let mut held = Vec::with_capacity(pairs.len());
-        let mut parts: VecDeque<_> = pairs.chunks(self.owners_max()).collect();
-        while let Some(pairs) = parts.pop_front() {
+        let mut held = vec![false; pairs.len()];
+        let by_owner = by_owner(pairs);
+        let mut parts: VecDeque<_> = by_owner.chunks(self.owners_max()).collect();
+        while let Some(part) = parts.pop_front() {
+            let these = || part.iter().flatten().map(|position| (*position, pairs[*position]));
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             let mut ids_of_unknown = HashSet::new();
-            let Some(owners) = self.owners(pairs, scope).await? else {
-                let (first, rest) = pairs.split_at(pairs.len() / 2);
+            let asked: Vec<_> = these().map(|(_, pair)| pair).collect();
+            let Some(owners) = self.owners(&asked, part.len() > 1, scope).await? else {
+                let (first, rest) = part.split_at(part.len() / 2);
                 parts.push_front(rest);
                 parts.push_front(first);
                 continue;
@@ -109,7 +112,9 @@ impl ProxyCollection {
                 let (ids_of_owners, id) = (ids_of_owners.get(*key), id_identity(&owner.id));
                 ids_of_unknown.contains(&id) || ids_of_owners.is_some_and(|ids_of_owners| ids_of_owners.contains(&id))
             };
-            held.extend(pairs.iter().map(is_held));
+            for (position, pair) in these() {
+                held[position] = is_held(&pair);
+            }
         }
         if scope == Scope::Linearizable {
             // Boxed: each insert would be larger by what few of them need.
@@ -149,24 +154,26 @@ impl ProxyCollection {
     }
 
     /// Reads the documents with the `_id`s of these owners, within `scope`: the identity of each `_id`, and its keys among those asked for.
-    /// `None` if there are several owners, and one reply doesn't have all of them, as a linearizable read must.
+    /// `None` if there `are_several` owners, and one reply doesn't have all of them, as a linearizable read must.
     async fn owners(
         &self,
         pairs: &[(&Key, &Owner)],
+        are_several: bool,
         scope: Scope,
     ) -> Result<Option<Vec<(Vec<u8>, StoredKeys)>>, StoreError> {
-        let found = self.find_owners(pairs, scope);
+        let found = self.find_owners(pairs, are_several, scope);
         asking(ProxyRequest::LookUp, &self.constraint, pairs.len(), found).await
     }
 
     async fn find_owners(
         &self,
         pairs: &[(&Key, &Owner)],
+        are_several: bool,
         scope: Scope,
     ) -> Result<Option<Vec<(Vec<u8>, StoredKeys)>>, StoreError> {
         let asked: HashSet<&Key> = pairs.iter().map(|(key, _)| *key).collect();
         // A single one is in the first reply of its shard.
-        let replies = match scope == Scope::Linearizable && pairs.len() > 1 {
+        let replies = match scope == Scope::Linearizable && are_several {
             true => CursorReplies::First,
             false => CursorReplies::All,
         };
@@ -213,22 +220,24 @@ impl ProxyCollection {
             append_collation(&mut command, owners, scope);
             command
         };
-        match owners {
+        // The owner of a key's document is often that of its reservation, too, and a document may have many keys. A server reads a document
+        // for each filter.
+        let mut asked = HashSet::new();
+        let mut once: Vec<&Owner> = Vec::new();
+        for owner in owners {
+            if asked.insert(identity_within(owner, scope)) {
+                once.push(owner);
+            }
+        }
+        match once.as_slice() {
             [] => Ok(Vec::new()),
             owners if self.is_clustered => {
-                // The owner of a key's document is often that of its reservation, too.
-                let mut read = HashSet::new();
-                let mut is_first = |owner: &&&Owner| {
-                    let route = owner.route.clone().filter(|_| scope == Scope::Route);
-                    read.insert((id_identity(&owner.id), route.map(RawDocumentBuf::into_bytes)))
-                };
-                let once = owners.iter().filter(|owner| is_first(owner));
                 let alone = |owner: &&Owner| {
                     let mut command = command(owner_filter(owner, scope), &[owner]);
                     command.append(cstr!("hint"), rawdoc! { "_id": 1 });
                     command
                 };
-                Ok(once.map(alone).collect())
+                Ok(owners.iter().map(alone).collect())
             }
             owners => {
                 let together = |owners: &[&Owner]| {
@@ -297,6 +306,28 @@ impl ProxyCollection {
         let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
         Ok(self.constraint.keys_of_stored(document))
     }
+}
+
+/// The positions of the pairs of each owner: one look-up of a document finds out about all of its keys.
+fn by_owner(pairs: &[(&Key, &Owner)]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut group_of = HashMap::new();
+    for (position, (_, owner)) in pairs.iter().enumerate() {
+        let group = *group_of
+            .entry(identity_within(owner, Scope::Route))
+            .or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(group) => group.push(position),
+            None => groups.push(vec![position]),
+        }
+    }
+    groups
+}
+
+/// Two owners with the same identity are looked up by one filter.
+fn identity_within(owner: &Owner, scope: Scope) -> (Vec<u8>, Option<&[u8]>) {
+    let route = owner.route.as_ref().filter(|_| scope == Scope::Route);
+    (id_identity(&owner.id), route.map(|route| route.as_bytes()))
 }
 
 pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {

@@ -9,12 +9,15 @@ use super::filter::seen_filter;
 use super::fitting::Fitting;
 use super::time_out::within;
 use super::writing::PATIENCE_MS;
-use super::{Owner, ProxyCollection, Reservation, StoreError};
+use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
 
-/// How many bytes of keys and owners one command has: the server takes 16 MB.
-const BYTES_MAX: usize = 8 << 20;
+/// The limits of one update: a route may be large, and the server takes 16 MB.
+const UPDATE_MAX: Fitting = Fitting {
+    items: KEYS_MAX,
+    bytes: 8 << 20,
+};
 
 impl ProxyCollection {
     /// Renews the routes of reservations that name another shard key than `shard_key`. The owner must be the only document that holds
@@ -37,12 +40,7 @@ impl ProxyCollection {
             return Ok(0);
         }
         let mut renewed = 0;
-        let most = Fitting {
-            items: self.owners_max(),
-            bytes: BYTES_MAX,
-        };
-        let bytes = |(key, seen): &(&Key, &Reservation)| key.reservation_id().as_bytes().len() + seen.owner.bytes();
-        for misrouted in most.parts(&misrouted, bytes) {
+        for misrouted in misrouted.chunks(self.owners_max()) {
             renewed += self.renew_these(misrouted, shard_key, &owner_of).await?;
         }
         Ok(renewed)
@@ -56,7 +54,7 @@ impl ProxyCollection {
     ) -> Result<u64, StoreError> {
         let pairs: Vec<_> = misrouted.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
         let moments = within(self.limit, self.at_one_moment(&pairs, shard_key, owner_of)).await?;
-        let mut updates = RawArrayBuf::new();
+        let mut updates = Vec::new();
         for ((key, seen), moment) in misrouted.iter().zip(moments) {
             if let [owner] = moment.owners.as_slice()
                 && id_identity(&owner.id) == id_identity(&seen.owner.id)
@@ -64,15 +62,16 @@ impl ProxyCollection {
                 updates.push(rawdoc! { "q": seen_filter(key, seen), "u": routing(owner) });
             }
         }
-        if updates.is_empty() {
-            return Ok(0);
+        let mut renewed = 0;
+        for updates in UPDATE_MAX.parts(&updates, |update| update.as_bytes().len()) {
+            let updates: RawArrayBuf = updates.iter().cloned().collect();
+            let command = rawdoc! {
+                "update": self.reservations.name(), "updates": updates, "ordered": false,
+                "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
+            };
+            renewed += u64::try_from(self.finder.write(command).await?).unwrap_or_default();
         }
-        let command = rawdoc! {
-            "update": self.reservations.name(), "updates": updates, "ordered": false,
-            "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
-        };
-        let renewed = self.finder.write(command).await?;
-        Ok(u64::try_from(renewed).unwrap_or_default())
+        Ok(renewed)
     }
 }
 

@@ -47,7 +47,7 @@ pub enum Reserved {
 /// The limits of one command: reservations and their bytes ([`bytes_replied`]). The server takes 100,000 and 48 MB.
 const COMMAND_MAX: Fitting = Fitting {
     items: 20_000,
-    bytes: 8 << 20,
+    bytes: 4 << 20,
 };
 /// The limits of a command that carries them once more. A reply may name a key in seven times its bytes: `undefined` takes two.
 const REPEATED_MAX: Fitting = Fitting {

@@ -140,7 +140,10 @@ impl Verification<'_> {
         for (suspect, fault) in faulty {
             if let Some(first) = by_key.get(&suspect.key) {
                 let (first, fault) = &mut faults[*first];
-                *fault = also_held_by(fault, first, suspect.owner);
+                // An audited document comes as often as it was written.
+                if suspect.owner != first.owner {
+                    *fault = also_held_by(fault, suspect.owner);
+                }
                 continue;
             }
             let fault = match fault {
@@ -286,14 +289,14 @@ impl Verification<'_> {
     }
 }
 
-/// The fault of the first document of a key, when `owner` turns out to hold it, too.
-fn also_held_by(fault: &Fault, first: &Suspect, owner: Owner) -> Fault {
+/// The fault of the first document of a key, when another one, `owner`, turns out to hold it, too.
+fn also_held_by(fault: &Fault, owner: Owner) -> Fault {
     let (mut others, is_reserved) = match fault {
         Fault::Duplicate(others, is_reserved) => (others.clone(), *is_reserved),
         Fault::Missing | Fault::Foreign(_) => (Vec::new(), false),
         Fault::Misrouted(_) => (Vec::new(), true),
     };
-    if owner != first.owner && !others.contains(&owner) {
+    if !others.contains(&owner) {
         others.push(owner);
     }
     Fault::Duplicate(others, is_reserved)

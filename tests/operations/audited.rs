@@ -193,6 +193,31 @@ fn an_audit_that_fails_is_behind() {
 }
 
 /// A shard that refuses for a while makes it later, not never.
+/// Its changes come one after the other for as long as they go on: they are audited all the same, in batches that have it several times.
+#[test]
+fn a_document_that_is_written_again_and_again_is_reserved_and_no_duplicate_of_itself() {
+    const DATABASE: &str = "audited_again";
+    shard(DATABASE);
+    let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
+    let keyward = start(&Cluster::shared().uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+    past(insert(user(1, "a", "one")));
+    let again = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$inc": { "n": 1 } } };
+    let again = doc! { "update": "users", "updates": [again] };
+    let writes = std::cell::Cell::new(0);
+    keyward.until("the reservation", || {
+        past(again.clone());
+        writes.set(writes.get() + 1);
+        metric(&keyward, DATABASE, "audit_repaired_total") == 1
+    });
+    assert!(writes.get() < 900, "it waited for a whole batch: {}", writes.get());
+    keyward.until("it keeps up", || {
+        past(again.clone());
+        keyward.metric("keyward_audit_behind_seconds") <= 1
+    });
+    assert_eq!(metric(&keyward, DATABASE, "audit_violations_total"), 0);
+}
+
 #[test]
 fn what_could_not_be_reserved_is_tried_again() {
     const DATABASE: &str = "audited_again";

@@ -362,7 +362,10 @@ impl Transaction {
                 if self.is_committing && !self.is_clients() {
                     upstream.note_high_enough();
                 }
-                Ok(body.bytes().to_vec())
+                match self.end_in_statement(body)? {
+                    Some(end) => Err(Failure::ErrorReply(end)),
+                    None => Ok(body.bytes().to_vec()),
+                }
             }
             false => {
                 let refused = ErrorReply {
@@ -380,6 +383,17 @@ impl Transaction {
                 }))
             }
         }
+    }
+
+    /// The end of a transaction of Keyward's own that has lived too long. A router reports it as the error of one statement.
+    fn end_in_statement(&self, reply: Doc<'_>) -> Result<Option<ErrorReply>, Malformed> {
+        if self.is_clients() {
+            return Ok(None);
+        }
+        let errors = reply::write_errors(reply)?;
+        let mut errors = errors.iter();
+        let end = errors.find(|error| error.code == TRANSACTION_EXCEEDED_LIFETIME_LIMIT_SECONDS);
+        end.map(|end| ErrorReply::of_part(end.body)).transpose()
     }
 
     /// Aborts the transaction unless the server has done so. Never aborts after a commit: if the commit is about to take effect

@@ -95,6 +95,7 @@ impl CollectionAudit<'_> {
             match self.follow().await {
                 Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.record.is_some() => {
                     tracing::warn!(namespace = %self.namespace, "changes were missed: comparing all documents");
+                    self.auditor.progress().note_broken_off(self.namespace, Instant::now());
                     self.turn.record = None;
                 }
                 Ok(Followed::Invalidated | Followed::Added) => {}

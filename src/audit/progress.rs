@@ -40,14 +40,14 @@ impl AuditProgress {
         self.of(namespace, now).is_broken_off = true;
     }
 
-    /// Notes that every change of the collection is audited. If `is_compared`, that includes the changes before the audit began.
+    /// Notes that every change of the collection until then is audited. If `is_compared`, that includes the changes before the audit began.
     ///
     /// An audit that was broken off may begin anew with a comparison of all documents. Its changes alone prove nothing until then.
-    pub(super) fn note_caught_up(&mut self, namespace: &Namespace, is_compared: bool, now: Instant) {
-        let progress = self.of(namespace, now);
+    pub(super) fn note_caught_up(&mut self, namespace: &Namespace, is_compared: bool, until: Instant) {
+        let progress = self.of(namespace, until);
         if is_compared || !progress.is_broken_off {
             *progress = CollectionProgress {
-                caught_up: now,
+                caught_up: progress.caught_up.max(until),
                 is_broken_off: false,
             };
         }
@@ -98,6 +98,9 @@ mod tests {
         progress.note_caught_up(&users, true, begun + 11 * SECOND);
         assert_eq!(progress.seen(begun + 11 * SECOND).behind, Duration::ZERO);
         progress.note_caught_up(&users, false, begun + 12 * SECOND);
+        assert_eq!(progress.seen(begun + 14 * SECOND).behind, 2 * SECOND);
+        // The cluster's clock may leap.
+        progress.note_caught_up(&users, false, begun + 3 * SECOND);
         assert_eq!(progress.seen(begun + 14 * SECOND).behind, 2 * SECOND);
     }
 

@@ -225,7 +225,7 @@ impl ProxyCollection {
         let mut asked = HashSet::new();
         let mut once: Vec<&Owner> = Vec::new();
         for owner in owners {
-            if asked.insert(identity_within(owner, scope)) {
+            if asked.insert(asked_as(owner, scope)) {
                 once.push(owner);
             }
         }
@@ -313,9 +313,7 @@ fn by_owner(pairs: &[(&Key, &Owner)]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut group_of = HashMap::new();
     for (position, (_, owner)) in pairs.iter().enumerate() {
-        let group = *group_of
-            .entry(identity_within(owner, Scope::Route))
-            .or_insert(groups.len());
+        let group = *group_of.entry(asked_as(owner, Scope::Route)).or_insert(groups.len());
         match groups.get_mut(group) {
             Some(group) => group.push(position),
             None => groups.push(vec![position]),
@@ -324,10 +322,12 @@ fn by_owner(pairs: &[(&Key, &Owner)]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Two owners with the same identity are looked up by one filter.
-fn identity_within(owner: &Owner, scope: Scope) -> (Vec<u8>, Option<&[u8]>) {
+/// One filter looks up all owners that are the same here. Equal `_id`s of several types aren't: their hashes may differ, so a router or a hashed
+/// index may lead to another place.
+fn asked_as(owner: &Owner, scope: Scope) -> (Vec<u8>, Option<&[u8]>) {
     let route = owner.route.as_ref().filter(|_| scope == Scope::Route);
-    (id_identity(&owner.id), route.map(|route| route.as_bytes()))
+    let id = rawdoc! { "": owner.id.clone() };
+    (id.into_bytes(), route.map(|route| route.as_bytes()))
 }
 
 pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
@@ -373,4 +373,30 @@ pub(super) fn append_collation(command: &mut RawDocumentBuf, owners: &[&Owner], 
 /// Whether the value's comparison depends on the collation.
 pub(super) fn is_collated(value: &RawBson) -> bool {
     matches!(value, RawBson::String(_) | RawBson::Document(_) | RawBson::Array(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Decimal128, doc};
+
+    use super::*;
+    use crate::constraint::{Constraint, IndexSpec};
+    use crate::namespace::Namespace;
+
+    #[test]
+    fn an_owner_is_asked_for_once_and_an_equal_one_of_another_type_by_itself() {
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            ..IndexSpec::default()
+        };
+        let constraint = Constraint::new(Namespace::new("shop", "users"), spec).unwrap();
+        let document = doc! { "email": ["a", "b", "c"] }.to_vec().unwrap();
+        let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
+        let decimal: Decimal128 = "3.75".parse().unwrap();
+        let [double, decimal] =
+            [RawBson::Double(3.75), RawBson::Decimal128(decimal)].map(|id| Owner { id, route: None });
+        assert_eq!(id_identity(&double.id), id_identity(&decimal.id));
+        let pairs = [(&keys[0], &double), (&keys[1], &decimal), (&keys[2], &double)];
+        assert_eq!(by_owner(&pairs), [vec![0, 2], vec![1]]);
+    }
 }

@@ -192,11 +192,10 @@ fn an_audit_that_fails_is_behind() {
     keyward.until("the end of the changes", || behind() == 0);
 }
 
-/// A shard that refuses for a while makes it later, not never.
 /// Its changes come one after the other for as long as they go on: they are audited all the same, in batches that have it several times.
 #[test]
 fn a_document_that_is_written_again_and_again_is_reserved_and_no_duplicate_of_itself() {
-    const DATABASE: &str = "audited_again";
+    const DATABASE: &str = "audited_without_a_pause";
     shard(DATABASE);
     let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
     let keyward = start(&Cluster::shared().uri(), DATABASE);
@@ -218,6 +217,7 @@ fn a_document_that_is_written_again_and_again_is_reserved_and_no_duplicate_of_it
     assert_eq!(metric(&keyward, DATABASE, "audit_violations_total"), 0);
 }
 
+/// A shard that refuses for a while makes it later, not never.
 #[test]
 fn what_could_not_be_reserved_is_tried_again() {
     const DATABASE: &str = "audited_again";
